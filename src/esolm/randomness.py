@@ -1,0 +1,87 @@
+"""Counter-based randomness: every number is a pure function of a key and the place it is used at.
+
+There is no generator state. The number that example g draws in column c is the same whether g stands alone,
+in a batch, in a micro-batch or on another rank or device, so resuming and splitting change nothing.
+
+Shapes: B examples here, N numbers each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_64 = (1 << 64) - 1
+
+
+def _signed(value: int) -> int:
+    value &= _64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix_int(z: int) -> int:
+    z = (z + _GOLDEN) & _64
+    z = ((z ^ (z >> 30)) * _M1) & _64
+    z = ((z ^ (z >> 27)) * _M2) & _64
+    return z ^ (z >> 31)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """SplitMix64's output function on int64 tensors; the shifts are made logical by masking the sign bits."""
+    z = z + _signed(_GOLDEN)
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(_M1)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(_M2)
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+def fold(key: int, data: int | str) -> int:
+    """A new 64-bit key from a key and a number or a name."""
+    if isinstance(data, str):
+        data = int.from_bytes(data.encode().ljust(8, b"\0"), "little")
+        while data >> 64:
+            key, data = _mix_int(key ^ _mix_int(data & _64)), data >> 64
+    return _mix_int(key ^ _mix_int(data & _64))
+
+
+def uniform(key: int, row: Tensor, column: Tensor) -> Tensor:
+    """Uniform numbers in (0, 1), float64, one for each pair of the broadcast int64 tensors row and column."""
+    word = _mix(_mix(row + _signed(key)) ^ _mix(column))
+    return (((word >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
+
+
+@dataclass(frozen=True, slots=True)
+class Randomness:
+    """The key of one step and the place of these examples, first .. first + B, in its global batch of total."""
+
+    key: int
+    first: int = 0
+    total: int = 1
+
+    def at(self, *data: int | str) -> Randomness:
+        """The same examples with an independent key: rng.at(step), rng.at("mask")."""
+        key = self.key
+        for d in data:
+            key = fold(key, d)
+        return replace(self, key=key)
+
+    def examples(self, batch: int) -> Tensor:
+        """Global indices of the examples here, int64 [B]."""
+        return torch.arange(self.first, self.first + batch)
+
+    def uniform(self, examples: Tensor, columns: int) -> Tensor:
+        """Independent uniforms in (0, 1), float64 [B, N], for the given global example indices."""
+        return uniform(self.key, examples[:, None], torch.arange(columns)[None])
+
+    def times(self, stratum: Tensor, strata: int, columns: int = 1) -> Tensor:
+        """Low-discrepancy times in (0, 1), float64 [B, N]: t ~ U[i/n, (i+1)/n], one stratum i of n for each.
+
+        With several columns (one time per block of BD3-LM) the strata tile all of them: each example has one time in
+        every band of width 1/N, in random order, so that no column is tied to a noise level.
+        """
+        band = self.at("band").uniform(stratum, columns).argsort(-1)
+        cell = stratum[:, None] + strata * band
+        return (cell + self.uniform(stratum, columns)) / (strata * columns)

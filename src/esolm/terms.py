@@ -1,0 +1,33 @@
+"""A loss is a sum of named terms, each a mean over tokens, in nats.
+
+Shapes: B batch, L length, R scored rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Term(NamedTuple):
+    """Weighted nats of the tokens that this term scores; its mean is over `valid`, all tokens that it bounds."""
+
+    name: str
+    nats: Tensor  # [B', L], zero where nothing is scored
+    valid: Tensor  # bool [B', L]
+
+
+def token_nats(logits: Tensor, target: Tensor, mask_id: int) -> Tensor:
+    """-log p(target) with the mask id excluded from the vocabulary: logits [R, V], target [R] -> nats [R]."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    column = torch.arange(wide.shape[-1], device=wide.device) == mask_id
+    return F.cross_entropy(wide.masked_fill(column, float("-inf")), target, reduction="none")
+
+
+def total(terms: Iterable[Term], counts: Mapping[str, float]) -> Tensor:
+    """The loss: each term's nats over the number of tokens it is normalised by (the global batch's, in training)."""
+    return torch.stack([term.nats.sum() / max(counts[term.name], 1) for term in terms]).sum()
