@@ -54,6 +54,6 @@ def find(name: str) -> type:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"no system {name!r}: {error}") from error
-    if not dataclasses.is_dataclass(found):
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise ValueError(f"system {name!r} is not a dataclass: its fields are its options")
     return found

@@ -1,0 +1,193 @@
+"""attend(q, k, v, visibility): one softmax, several kernels, the same result.
+
+The slow twin is a dense boolean mask. The shortcuts split the keys of the z half into groups that need no mask (or
+none with a batch dimension), attend to each group by the flash kernel and merge the groups by their log-sum-exp.
+
+Shapes: B batch, H heads, N queries, K keys, D head width, M slots of z, L slots of x.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..visibility import Visibility
+
+Flash = tuple[Tensor, Tensor]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice, past_rank: Tensor | None = None
+) -> Tensor:
+    """Attention of the query slots in span, q [B, H, N, D], over k, v [B, H, P+slots, D] -> [B, H, N, D]."""
+    slots = visibility.rank.shape[1]
+    whole = span.start == 0 and span.stop == slots
+    if past_rank is not None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visibility.dense(past_rank, span))
+    if visibility.kind == "full":
+        return F.scaled_dot_product_attention(q, k, v)
+    if q.is_cuda and whole and visibility.kind != "causal":
+        return _compiled_flex()(q, k, v, block_mask=visibility.flex())
+    if visibility.kind == "causal" and whole:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    halves = visibility.kind in ("two_stream", "two_stream_prefix", "block")
+    if halves and not q.is_cuda and (whole or span == slice(0, visibility.num_z)):
+        return _halves(q, k, v, visibility)
+    return dense(q, k, v, visibility, span)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice) -> Tensor:
+    """The slow twin of every shortcut."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visibility.dense(span=span))
+
+
+@functools.cache
+def _compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _halves(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
+    """z queries by merged groups; x queries, where asked for, by their own plain pattern."""
+    num_z = visibility.num_z
+    (k_z, k_x), (v_z, v_x) = (t.split([num_z, t.shape[2] - num_z], 2) for t in (k, v))
+    if visibility.kind == "block":
+        mask = _block_mask(k_x.shape[2], visibility.block_size, q.device, q.dtype)
+        z = _BlockStream.apply(q[:, :, :num_z], k_z, v_z, k_x, v_x, visibility.block_size, mask)
+    else:
+        z = _TwoStream.apply(q[:, :, :num_z], k_z, v_z, k_x, v_x)
+    if q.shape[2] == num_z:
+        return z
+    q_x = q[:, :, num_z:]
+    if visibility.kind == "two_stream":
+        x = F.scaled_dot_product_attention(q_x, k_x, v_x, is_causal=True)
+    else:
+        rank = visibility.rank[:, num_z:]
+        x = F.scaled_dot_product_attention(q_x, k_x, v_x, attn_mask=(rank[:, None] <= rank[:, :, None])[:, None])
+    return torch.cat([z, x], 2)
+
+
+def _block_mask(length: int, block_size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """x blocks strictly before z's own, as a bias [1, 1, L, L]; the first block's rows are left out of it."""
+    number = torch.arange(length, device=device) // block_size
+    mask = torch.zeros(length, length, dtype=dtype, device=device)
+    return mask.masked_fill(number[None] >= number[:, None], float("-inf"))[None, None, block_size:]
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, mask: Tensor | None = None) -> Flash:
+    """Output [B, H, N, D] and log-sum-exp [B, H, N] of the CPU flash kernel."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
+    return out, lse
+
+
+def _flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, merged: Flash, causal: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of one group. With the merged output and log-sum-exp, the kernel's own formula is already right:
+    P = exp(s - lse) are the merged weights and dS = P (dO v - dO O) needs the merged O."""
+    out, lse = merged
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask
+    )
+
+
+def _merge(parts: list[Flash]) -> Flash:
+    """One softmax over several groups of keys, from each group's own softmax and log-sum-exp."""
+    lse = functools.reduce(torch.logaddexp, [p[1] for p in parts])
+    out = functools.reduce(torch.add, [o * (part - lse).exp().to(o.dtype)[..., None] for o, part in parts])
+    return out, lse
+
+
+class _TwoStream(torch.autograd.Function):
+    """z slot i sees itself and x slots 0 .. L-M+i-1: a full prefix, a shifted triangle, and one key of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k_z: Tensor, v_z: Tensor, k_x: Tensor, v_x: Tensor) -> Tensor:
+        num_z = q.shape[2]
+        prefix = k_x.shape[2] - num_z
+        own = (q * k_z).sum(-1, dtype=_wide(q)) * q.shape[-1] ** -0.5
+        out, lse = v_z, own
+        if prefix:
+            out, lse = _merge([(out, lse), _flash(q, k_x[:, :, :prefix], v_x[:, :, :prefix])])
+        if num_z > 1:
+            part = _flash(q[:, :, 1:], k_x[:, :, prefix:-1], v_x[:, :, prefix:-1], causal=True)
+            tail = _merge([(out[:, :, 1:], lse[:, :, 1:]), part])
+            out, lse = torch.cat([out[:, :, :1], tail[0]], 2), torch.cat([lse[:, :, :1], tail[1]], 2)
+        out = out.contiguous()
+        ctx.save_for_backward(q, k_z, v_z, k_x, v_x, out, lse, own)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k_z, v_z, k_x, v_x, out, lse, own = ctx.saved_tensors
+        num_z = q.shape[2]
+        prefix, scale = k_x.shape[2] - num_z, q.shape[-1] ** -0.5
+        grad = grad.contiguous()
+        weight = (own - lse).exp().to(q.dtype)[..., None]
+        dv_z = weight * grad
+        score = weight * ((grad * (v_z - out)).sum(-1, keepdim=True)) * scale
+        dq, dk_z = score * k_z, score * q
+        dk_x, dv_x = torch.zeros_like(k_x), torch.zeros_like(v_x)
+        if prefix:
+            part = slice(None, prefix)
+            dq_p, dk, dv = _flash_backward(grad, q, k_x[:, :, part], v_x[:, :, part], (out, lse))
+            dq = dq + dq_p
+            dk_x[:, :, part], dv_x[:, :, part] = dk, dv
+        if num_z > 1:
+            part, rest = slice(prefix, -1), slice(1, None)
+            merged = (out[:, :, rest].contiguous(), lse[:, :, rest].contiguous())
+            dq_p, dk, dv = _flash_backward(
+                grad[:, :, rest].contiguous(), q[:, :, rest], k_x[:, :, part], v_x[:, :, part], merged, causal=True
+            )
+            dq[:, :, rest] += dq_p
+            dk_x[:, :, part], dv_x[:, :, part] = dk, dv
+        return dq, dk_z, dv_z, dk_x, dv_x
+
+
+class _BlockStream(torch.autograd.Function):
+    """BD3-LM's z half: its own block of z, both ways, and the earlier blocks of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k_z: Tensor, v_z: Tensor, k_x: Tensor, v_x: Tensor, size: int, mask: Tensor
+    ) -> Tensor:
+        own, own_lse = _flash(_fold(q, size), _fold(k_z, size), _fold(v_z, size))
+        out, lse = own.reshape(q.shape), own_lse.reshape(q.shape[:-1])
+        if q.shape[2] > size:
+            tail = _merge([(out[:, :, size:], lse[:, :, size:]), _flash(q[:, :, size:], k_x, v_x, mask=mask)])
+            out, lse = torch.cat([out[:, :, :size], tail[0]], 2), torch.cat([lse[:, :, :size], tail[1]], 2)
+        out, lse = out.contiguous(), lse.contiguous()
+        ctx.save_for_backward(q, k_z, v_z, k_x, v_x, out, lse, mask)
+        ctx.size = size
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k_z, v_z, k_x, v_x, out, lse, mask = ctx.saved_tensors
+        size, grad = ctx.size, grad.contiguous()
+        merged = (_fold(out, size), lse.reshape(lse.shape[0], -1, size))
+        own = _flash_backward(_fold(grad, size), _fold(q, size), _fold(k_z, size), _fold(v_z, size), merged)
+        dq, dk_z, dv_z = (t.reshape(q.shape) for t in own)
+        dk_x, dv_x = torch.zeros_like(k_x), torch.zeros_like(v_x)
+        if q.shape[2] > size:
+            tail = slice(size, None)
+            merged = (out[:, :, tail].contiguous(), lse[:, :, tail].contiguous())
+            dq_p, dk_x, dv_x = _flash_backward(
+                grad[:, :, tail].contiguous(), q[:, :, tail], k_x, v_x, merged, mask=mask
+            )
+            dq = torch.cat([dq[:, :, :size], dq[:, :, tail] + dq_p], 2)
+        return dq, dk_z, dv_z, dk_x, dv_x, None, None
+
+
+def _fold(t: Tensor, size: int) -> Tensor:
+    """Blocks as further heads: [B, H, L, D] -> [B, H * L/size, size, D]."""
+    return t.reshape(t.shape[0], -1, size, t.shape[3])
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.float64 if t.dtype == torch.float64 else torch.float32

@@ -1,0 +1,254 @@
+"""The one network: a transformer whose attention pattern, positions, time and cache are arguments.
+
+It knows no mask token, objective, schedule or order.
+
+Shapes: B batch, N network input, H heads, D head width, W width, V vocabulary, R rows that get logits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ..visibility import Visibility
+from .attention import attend
+from .cache import KVCache
+
+TIME_FEATURES = 256
+
+
+@dataclass(frozen=True)
+class DenoiserConfig:
+    """Sizes of the network; the defaults are the paper's."""
+
+    vocab_size: int
+    """Entries of the embedding and of the output layer, the mask included."""
+    length: int = 1024
+    """Tokens in a training sequence."""
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    cond_width: int = 128
+    """Width of the time condition of AdaLN."""
+    adaln: bool = True
+    """Condition every block on the time (fed zero by masked diffusion); False is the plain AR transformer."""
+    dropout: float = 0.1
+    mlp_ratio: int = 4
+    rotary_base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(f"width {self.width} must be an even multiple of heads {self.heads}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        for name in ("vocab_size", "length", "layers", "width", "heads", "cond_width", "mlp_ratio"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows that get logits: the slots of `span` in every example, or of these only `index`, flat into [B, span]."""
+
+    span: slice
+    index: Tensor | None = None  # int [R]
+
+    def select(self, h: Tensor) -> Tensor:
+        """[B, N, W] -> [B, span, W] or [R, W]."""
+        h = h[:, self.span]
+        return h if self.index is None else h.flatten(0, 1)[self.index]
+
+    def place(self, h: Tensor, batch: int) -> Tensor:
+        """The inverse of select, [R, W] -> [B, span, W], with zeros in the rows that were not asked for."""
+        if self.index is None:
+            return h
+        slots = self.span.stop - self.span.start
+        return h.new_zeros(batch * slots, h.shape[-1]).index_copy(0, self.index, h).unflatten(0, (batch, slots))
+
+    def condition(self, cond: Tensor | None) -> Tensor | None:
+        """The condition [B|1, 1, C] as it stands beside the selected rows."""
+        if cond is None or self.index is None:
+            return cond
+        slots = self.span.stop - self.span.start
+        return cond[0] if cond.shape[0] == 1 else cond[self.index // slots, 0]
+
+
+class Denoiser(nn.Module):
+    """Logits of the tokens at the asked-for slots, given the tokens that visibility lets each slot see."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpoint_blocks = False  # recompute activations in the backward pass
+        width, cond = config.width, config.cond_width
+        self.embed = nn.Embedding(config.vocab_size, width)
+        if config.adaln:
+            self.time = nn.Sequential(nn.Linear(TIME_FEATURES, cond), nn.SiLU(), nn.Linear(cond, cond))
+            self.modulation = nn.Linear(cond, 2 * width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.head = nn.Linear(width, config.vocab_size)
+        self.reset()
+
+    def reset(self) -> None:
+        """The paper's lineage: uniform ±1/sqrt(fan-in), with zero modulation and zero output layer."""
+        nn.init.kaiming_uniform_(self.embed.weight, a=math.sqrt(5))
+        zero = [self.head, *(m.modulation for m in (self, *self.blocks) if self.config.adaln)]
+        for layer in zero:
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        visibility: Visibility,
+        time: Tensor | None = None,
+        cache: KVCache | None = None,
+        out: Rows | None = None,
+    ) -> Tensor:
+        """Logits [B, N, V], or those of the rows `out`: [B, span, V] or [R, V].
+
+        tokens: int [B, N], or probabilities [B, N, V]. position: int [B|1, N], original indices. time: [B] or none,
+        which is zero. With a cache, the new slots also see its committed tokens by their ranks.
+        """
+        h = tokens @ self.embed.weight if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
+        rows = out or Rows(slice(0, h.shape[1]))
+        cond = self.condition(time)
+        rotary = rotary_table(position, self.config, h.dtype)
+        last = len(self.blocks) - 1
+        for i, block in enumerate(self.blocks):
+            arguments = (h, cond, rotary, visibility, i, cache, rows if i == last else None)
+            if self.checkpoint_blocks and torch.is_grad_enabled():
+                h = checkpoint(block, *arguments, use_reentrant=False)
+            else:
+                h = block(*arguments)
+        shift, scale = modulate(self, rows.condition(cond), 2)
+        h = modulated_norm(h, self.norm, shift, scale)
+        return self.head(h)
+
+    def condition(self, time: Tensor | None) -> Tensor | None:
+        """AdaLN's condition, [B|1, 1, C]; none without AdaLN."""
+        if not self.config.adaln:
+            return None
+        weight = self.embed.weight
+        time = weight.new_zeros(1) if time is None else time
+        half = TIME_FEATURES // 2
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        frequency = torch.exp(-math.log(10000.0) / half * torch.arange(half, dtype=wide, device=weight.device))
+        angle = time.to(wide)[:, None] * frequency
+        return F.silu(self.time(torch.cat([angle.cos(), angle.sin()], -1).to(weight.dtype)))[:, None]
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache for this network's precision and device."""
+        c, weight = self.config, self.embed.weight
+        return KVCache(c.layers, batch, c.heads, capacity, c.width // c.heads, weight.dtype, weight.device)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm that AdaLN shifts and scales, and in front of a gate."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.heads, self.dropout = config.heads, config.dropout
+        self.norm1 = nn.LayerNorm(width, bias=False)
+        self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attn_out = nn.Linear(width, width, bias=False)
+        self.norm2 = nn.LayerNorm(width, bias=False)
+        inner = config.mlp_ratio * width
+        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, width))
+        if config.adaln:
+            self.modulation = nn.Linear(config.cond_width, 6 * width)
+
+    def forward(
+        self,
+        h: Tensor,
+        cond: Tensor | None,
+        rotary: tuple[Tensor, Tensor],
+        visibility: Visibility,
+        layer: int,
+        cache: KVCache | None = None,
+        rows: Rows | None = None,
+    ) -> Tensor:
+        """h [B, N, W] -> [B, N, W]; with rows, past the keys and values only those rows go on."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulate(self, cond, 6)
+        a = modulated_norm(h, self.norm1, shift1, scale1)
+        a = self.attention(a, rotary, visibility, layer, cache, rows)
+        if rows is not None:
+            h = rows.select(h)
+            _, _, gate1, shift2, scale2, gate2 = modulate(self, rows.condition(cond), 6)
+        h = self.residual(h, self.attn_out(a), gate1)
+        return self.residual(h, self.mlp(modulated_norm(h, self.norm2, shift2, scale2)), gate2)
+
+    def attention(
+        self,
+        a: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        visibility: Visibility,
+        layer: int,
+        cache: KVCache | None,
+        rows: Rows | None,
+    ) -> Tensor:
+        """Mixed values [B, N, W], or of the selected rows."""
+        batch, slots, width = a.shape
+        span = slice(0, slots) if rows is None else rows.span
+        if rows is None:
+            q, k, v = self.attn_qkv(a).chunk(3, -1)
+        else:
+            weight = self.attn_qkv.weight
+            k, v = F.linear(a, weight[width:]).chunk(2, -1)
+            q = rows.place(F.linear(rows.select(a), weight[:width]), batch)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))  # [B, H, N, D]
+        cos, sin = rotary
+        q, k = rotate(q, cos[:, :, span], sin[:, :, span]), rotate(k, cos, sin)
+        if cache is not None:
+            k, v = cache.extend(layer, k, v)
+        mixed = attend(q, k, v, visibility, span, cache.rank if cache is not None else None)
+        mixed = mixed.transpose(1, 2).flatten(2)
+        return mixed if rows is None or rows.index is None else mixed.flatten(0, 1)[rows.index]
+
+    def residual(self, h: Tensor, change: Tensor, gate: Tensor | None) -> Tensor:
+        """h + gate * dropout(change)."""
+        change = F.dropout(change, self.dropout, self.training)
+        return h + change if gate is None else torch.addcmul(h, gate, change.to(h.dtype))
+
+
+def modulate(layer: Denoiser | Block, cond: Tensor | None, parts: int) -> tuple[Tensor | None, ...]:
+    """AdaLN's shifts, scales and gates, in full precision (they are as small as the condition); none without AdaLN."""
+    if cond is None:
+        return (None,) * parts
+    with torch.autocast(cond.device.type, enabled=False):
+        linear = layer.modulation
+        return F.linear(cond.to(linear.weight.dtype), linear.weight, linear.bias).chunk(parts, -1)
+
+
+def modulated_norm(h: Tensor, norm: nn.LayerNorm, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+    """norm(h) (1 + scale) + shift; a condition shared by all rows is folded into the norm's own weight and bias."""
+    if shift is None or scale is None:
+        return norm(h)
+    if shift.numel() == shift.shape[-1]:
+        weight = norm.weight * (1 + scale.flatten())
+        return F.layer_norm(h, norm.normalized_shape, weight, shift.flatten(), norm.eps)
+    return norm(h) * (1 + scale) + shift
+
+
+def rotary_table(position: Tensor, config: DenoiserConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of position times frequency, [B|1, 1, N, D/2]."""
+    width = config.width // config.heads
+    wide = torch.promote_types(dtype, torch.float32)
+    exponent = torch.arange(0, width, 2, dtype=wide, device=position.device) / width
+    angle = position[:, None, :, None].to(wide) * config.rotary_base**-exponent
+    return angle.cos(), angle.sin()
+
+
+def rotate(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [B, H, N, D] over the whole head: pairs (i, i + D/2)."""
+    cos, sin = cos.to(t.dtype), sin.to(t.dtype)
+    a, b = t.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

@@ -1,0 +1,140 @@
+"""Who may see whom: the attention pattern as data.
+
+Query i reads key j iff rank[j] <= horizon[i], or both carry the same non-negative clique.
+
+Shapes: B batch, N network input, P cached, L length, M slots of the z half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+HIDDEN = 2**30
+"""The rank of a key that no horizon reaches."""
+
+Kind = Literal["full", "causal", "two_stream", "two_stream_prefix", "block", "labels"]
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """Labels for N slots; `kind` and the two numbers behind it pick a kernel and never change the meaning."""
+
+    rank: Tensor  # int [B|1, N]  when this key becomes visible; HIDDEN = never by order
+    horizon: Tensor  # int [B|1, N]  how far this query sees
+    clique: Tensor  # int [B|1, N]  equal ids see each other; -1 = none
+    kind: Kind = "labels"
+    num_z: int = 0  # slots of the z half, which comes first, in the kinds with two halves
+    block_size: int = 0  # of kind "block"
+
+    def dense(self, past_rank: Tensor | None = None, span: slice | None = None) -> Tensor:
+        """The slow twin: bool [B|1, 1, N, P+N], or only the query rows of span. Cached keys have no clique."""
+        rows = span or slice(None)
+        horizon, mine = self.horizon[:, rows, None], self.clique[:, rows, None]
+        seen = self.rank[:, None] <= horizon
+        seen = seen | ((self.clique[:, None] == mine) & (mine >= 0))
+        if past_rank is not None:
+            past = past_rank[:, None] <= horizon
+            batch = max(past.shape[0], seen.shape[0])
+            seen = torch.cat([past.expand(batch, -1, -1), seen.expand(batch, -1, -1)], -1)
+        return seen[:, None]
+
+    def flex(self) -> Any:
+        """FlexAttention's block mask of the same pattern; per-row labels give per-row masks."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        rank, horizon, clique = self.rank, self.horizon, self.clique
+        one = rank.shape[0] == 1
+
+        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            row = b * 0 if one else b
+            return (rank[row, j] <= horizon[row, i]) | ((clique[row, i] >= 0) & (clique[row, i] == clique[row, j]))
+
+        slots = rank.shape[1]
+        return create_block_mask(seen, None if one else rank.shape[0], None, slots, slots, device=str(rank.device))
+
+
+def _none(rank: Tensor) -> Tensor:
+    return torch.full_like(rank, -1)
+
+
+def full(length: int, valid: Tensor | None = None, device: torch.device | None = None) -> Visibility:
+    """Bidirectional (MDLM); padding is seen by itself only."""
+    if valid is None:
+        rank = torch.zeros(1, length, dtype=torch.long, device=device)
+        return Visibility(rank, rank, _none(rank), "full")
+    rank = torch.where(valid, 0, HIDDEN)
+    slot = torch.arange(length, device=valid.device)
+    return Visibility(rank, torch.where(valid, 0, -1), torch.where(valid, -1, slot))
+
+
+def causal(length: int, device: torch.device | None = None) -> Visibility:
+    """Slot i sees slots 0..i: AR, and Eso-LM (B) on tokens sorted by sigma. Padding, sorted last, is never seen."""
+    rank = torch.arange(length, device=device)[None]
+    return Visibility(rank, rank, _none(rank), "causal")
+
+
+def by_order(sigma_inv: Tensor) -> Visibility:
+    """Eso-LM (B)'s diffusion pattern in natural order, A_ij = 0 iff sigma_inv(i) >= sigma_inv(j). [B, L]"""
+    return Visibility(sigma_inv, sigma_inv, _none(sigma_inv))
+
+
+def prefix(order: Tensor, num_clean: Tensor) -> Visibility:
+    """Eso-LM (A)'s diffusion pattern: the first num_clean [B] of the order see each other, the rest are causal.
+
+    order [B|1, L] is the place of each slot in the order (arange for sorted tokens).
+    """
+    rank = (order - num_clean[:, None] + 1).clamp_min(0)
+    return Visibility(rank, rank, _none(rank))
+
+
+def two_stream(x_rank: Tensor, z_order: Tensor, x_order: Tensor, kind: Kind = "labels") -> Visibility:
+    """Mask queries z before clean tokens x: slot z sees itself and the x that come before it in the order.
+
+    x_rank [B|1, L]: what x slots see of each other (the order itself for (B), the prefix rank for (A)).
+    z_order [B|1, M] and x_order [B|1, L]: the places in the order; z is hidden from everyone else.
+    """
+    rows = max(x_rank.shape[0], z_order.shape[0])
+    x_rank, z_order = x_rank.expand(rows, -1), z_order.expand(rows, -1)
+    # The last place before z in the order has the highest rank that z sees; in x_rank's own scale.
+    by_place = torch.zeros_like(x_rank).scatter(1, x_order.expand(rows, -1), x_rank)
+    before = by_place.gather(1, (z_order - 1).clamp_min(0))
+    horizon = torch.where(z_order > 0, before, -1)
+    num_z = z_order.shape[1]
+    mine = torch.arange(num_z, device=x_rank.device).expand(rows, -1)
+    return Visibility(
+        rank=torch.cat([torch.full_like(z_order, HIDDEN), x_rank], 1),
+        horizon=torch.cat([horizon, x_rank], 1),
+        clique=torch.cat([mine, _none(x_rank)], 1),
+        kind=kind,
+        num_z=num_z,
+    )
+
+
+def sorted_two_stream(length: int, num_z: int, num_clean: Tensor | None = None, device: Any = None) -> Visibility:
+    """The two-stream pattern on tokens sorted by sigma: z holds the last num_z places of the order, x all of them.
+
+    Every row has the same labels, so no mask is needed. num_clean [B] gives Eso-LM (A), whose clean x see each other;
+    its z slots at clean places are fill, which nobody sees or scores, and only there the kernel may see less.
+    """
+    order = torch.arange(length, device=device)[None]
+    z_order = order[:, length - num_z :]
+    if num_clean is None:
+        return two_stream(order, z_order, order, "two_stream")
+    return two_stream(prefix(order, num_clean).rank, z_order, order, "two_stream_prefix")
+
+
+def block(length: int, block_size: int, device: torch.device | None = None) -> Visibility:
+    """BD3-LM's training pattern over z then x: z sees its own block of z and earlier blocks of x; x is block-causal."""
+    number = torch.arange(length, device=device)[None] // block_size
+    return Visibility(
+        rank=torch.cat([torch.full_like(number, HIDDEN), number], 1),
+        horizon=torch.cat([number - 1, number], 1),
+        clique=torch.cat([number, _none(number)], 1),
+        kind="block",
+        num_z=length,
+        block_size=block_size,
+    )
