@@ -7,7 +7,7 @@ Shapes: B batch, N network input, P cached, L length, M slots of the z half.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -61,14 +61,24 @@ def _none(rank: Tensor) -> Tensor:
     return torch.full_like(rank, -1)
 
 
+def hide(visibility: Visibility, valid: Tensor) -> Visibility:
+    """The same pattern where slots that are not valid, bool [B, N], see and are seen by themselves only."""
+    rank, horizon, clique = (t.expand_as(valid) for t in (visibility.rank, visibility.horizon, visibility.clique))
+    alone = HIDDEN + torch.arange(valid.shape[1], device=valid.device)
+    return replace(
+        visibility,
+        rank=torch.where(valid, rank, HIDDEN),
+        horizon=torch.where(valid, horizon, -1),
+        clique=torch.where(valid, clique, alone),
+        kind="labels",
+    )
+
+
 def full(length: int, valid: Tensor | None = None, device: torch.device | None = None) -> Visibility:
-    """Bidirectional (MDLM); padding is seen by itself only."""
-    if valid is None:
-        rank = torch.zeros(1, length, dtype=torch.long, device=device)
-        return Visibility(rank, rank, _none(rank), "full")
-    rank = torch.where(valid, 0, HIDDEN)
-    slot = torch.arange(length, device=valid.device)
-    return Visibility(rank, torch.where(valid, 0, -1), torch.where(valid, -1, slot))
+    """Bidirectional (MDLM)."""
+    rank = torch.zeros(1, length, dtype=torch.long, device=device)
+    visibility = Visibility(rank, rank, _none(rank), "full")
+    return visibility if valid is None else hide(visibility, valid)
 
 
 def causal(length: int, device: torch.device | None = None) -> Visibility:

@@ -1,0 +1,52 @@
+"""The absorbing process: how much is kept at time t, and which tokens are masked.
+
+Shapes: B batch, L length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """alpha_t = alpha_0 (1 - t): the share of tokens that is clean at time t, from alpha_0 at 0 to none at 1."""
+
+    alpha_0: float = 1.0
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return self.alpha_0 * (1 - t)
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        return torch.full_like(t, -self.alpha_0)
+
+    def weight(self, t: Tensor) -> Tensor:
+        """-alpha'_t / (1 - alpha_t), the weight of a masked token's nats in the NELBO."""
+        return -self.dalpha(t) / (1 - self.alpha(t))
+
+
+def scored_tokens(x: Tensor, valid: Tensor | None, given: Tensor | None) -> Tensor:
+    """Tokens that are valid and not given, bool [B, L]."""
+    scored = torch.ones_like(x, dtype=torch.bool) if valid is None else valid
+    return scored if given is None else scored & ~given
+
+
+def mask_by_rate(scored: Tensor, alpha_t: Tensor | float, u: Tensor) -> Tensor:
+    """Each scored token is masked with probability 1 - alpha_t, u uniform [B, L]: bool [B, L]."""
+    return scored & (u >= alpha_t)
+
+
+def mask_by_count(scored: Tensor, t: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The NELBO of alpha_t = 1 - t with the time integrated out, so that its weights are bounded.
+
+    The number of masks m is uniform in 1 .. n, for the n scored tokens of the last dimension, and their nats have
+    weight n/m: E_t[1/t sum_masked] = E_m[n/m sum_masked]. t uniform [..., 1], u uniform [..., L] ->
+    bool [..., L], weight [..., 1].
+    """
+    n = scored.sum(-1, keepdim=True)
+    m = (1 + (n * t).floor()).clamp_max(n)
+    place = torch.where(scored, u, 2.0).argsort(-1).argsort(-1)
+    return scored & (place < m), n / m.clamp_min(1)

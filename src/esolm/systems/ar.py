@@ -1,0 +1,59 @@
+"""Left to right: the token at a position is predicted from the one before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..likelihood import place_nats
+from ..net.denoiser import Denoiser, Rows
+from ..noise import scored_tokens
+from ..randomness import Randomness
+from ..terms import Term, token_nats
+from ..visibility import causal, hide
+
+
+@dataclass(frozen=True)
+class System:
+    """The autoregressive baseline. All L tokens are scored: the first is predicted from a token set before it."""
+
+    first: Literal["mask", "bos"] = "mask"
+    """What stands before the first token."""
+    mask_id: int = -1
+    bos_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.first not in ("mask", "bos"):
+            raise ValueError(f"first is {self.first!r}; it must be 'mask' or 'bos'")
+
+    @property
+    def start_id(self) -> int:
+        """The token before the first."""
+        if self.first == "mask":
+            return self.mask_id
+        if self.bos_id is None:
+            raise ValueError("first is 'bos', and the tokenizer has no beginning-of-sequence token: use first 'mask'")
+        return self.bos_id
+
+    def counts(self, scored: Tensor, rng: Randomness) -> dict[str, int]:
+        return {"nll": int(scored.sum())}
+
+    def terms(
+        self, net: Denoiser, x: Tensor, valid: Tensor | None, given: Tensor | None, rng: Randomness, train: bool
+    ) -> list[Term]:
+        """-log p(x^l | x^<l) for every l."""
+        batch, length = x.shape
+        scored = scored_tokens(x, valid, given)
+        before = torch.cat([x.new_full((batch, 1), self.start_id), x[:, :-1]], 1)
+        visibility = causal(length, x.device)
+        if valid is not None:
+            visibility = hide(visibility, torch.cat([torch.ones_like(valid[:, :1]), valid[:, :-1]], 1))
+        position = torch.arange(length, device=x.device)[None]
+        every = valid is None and given is None
+        rows = Rows(slice(0, length), None if every else scored.flatten().nonzero()[:, 0])
+        logits = net(before, position, visibility, out=rows).flatten(0, -2)
+        nats = token_nats(logits, x[scored], self.mask_id)
+        return [Term("nll", place_nats(nats, scored, position.expand_as(x), length), scored)]
