@@ -1,0 +1,125 @@
+"""The command line: one dict from word to function. Each function takes the words after its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def prepare(argv: Sequence[str]) -> int:
+    """Turn a corpus into token shards: esolm prepare CORPUS FOLDER --tokenizer bpe:4096 --length 256."""
+    from jsonargparse import ArgumentParser
+
+    from .data import prepare
+
+    summary = "Turn a corpus into memory-mapped token shards with a manifest."
+    parser = ArgumentParser(prog="esolm prepare", description=summary, exit_on_error=False)
+    parser.add_function_arguments(prepare, as_positional=True)
+    manifest = prepare(**_parse(parser, argv))
+    print(f"{manifest.length} tokens an example, {manifest.vocab_size} ids; fingerprint {manifest.fingerprint}")
+    return 0
+
+
+def train(argv: Sequence[str]) -> int:
+    """Train a model or resume a run: esolm train PRESET|FILE.yaml [--optim.lr 1e-3 …]."""
+    from .config import read_config
+
+    config, printing = read_config(argv)
+    if printing:
+        import yaml
+
+        print(yaml.safe_dump(config, sort_keys=False), end="")
+        return 0
+    from .launch import launch
+
+    return launch(config)
+
+
+def info(argv: Sequence[str]) -> int:
+    """Say what a run, a checkpoint or a data folder is: esolm info FOLDER [--json]."""
+    from jsonargparse import ArgumentParser
+
+    from .info import describe
+    from .nested import flat
+
+    parser = ArgumentParser(prog="esolm info", description=info.__doc__, exit_on_error=False)
+    parser.add_argument("folder", type=str, help="a run, a checkpoint or prepared data")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = _parse(parser, argv)
+    about = describe(Path(options["folder"]))
+    if options["json"]:
+        print(json.dumps(about, indent=1))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("key", "value", show_header=False)
+    for key, value in flat(about).items():
+        table.add_row(key, f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
+    Console().print(table)
+    return 0
+
+
+def demo(argv: Sequence[str]) -> int:
+    """Prepare a small corpus, train a small Eso-LM on it and show what it learned."""
+    from .demo import main
+
+    return main(argv)
+
+
+def bench(argv: Sequence[str]) -> int:
+    """Measure speed: esolm bench train."""
+    from .bench import main
+
+    return main(argv)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "prepare": prepare,
+    "train": train,
+    "info": info,
+    "demo": demo,
+    "bench": bench,
+}
+
+
+def _parse(parser: Any, argv: Sequence[str]) -> dict[str, Any]:
+    """The options as a dict; what argparse refuses is a ValueError."""
+    import argparse
+
+    try:
+        return parser.parse_args(list(argv)).as_dict()
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{' '.join(str(error).split())}. See {parser.prog} --help") from error
+
+
+def usage() -> str:
+    """The words and what they do."""
+    lines = [f"  {word:8} {function.__doc__}" for word, function in COMMANDS.items()]
+    return "usage: esolm COMMAND …\n\n" + "\n".join(lines) + "\n\nesolm COMMAND --help says more."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; what the user can mend is one line and exit code 2, a traceback is a bug of ours."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        from . import __version__
+
+        print(__version__)
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise ValueError(f"no command {words[0]!r}: choose {', '.join(COMMANDS)}")
+        return COMMANDS[words[0]](words[1:]) or 0
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,62 @@
+"""What a folder is: a run, a checkpoint, or prepared data."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from . import checkpoint, runs
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What the folder holds, as a tree that JSON can hold."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: give the folder of a run, a checkpoint or prepared data")
+    if runs.is_run(path):
+        return describe_run(path)
+    if (path / "state.json").is_file():
+        return describe_checkpoint(path)
+    if (path / "manifest.json").is_file():
+        return describe_data(path)
+    raise ValueError(f"{path} is no run (config.yaml), checkpoint (state.json) or prepared data (manifest.json)")
+
+
+def describe_run(run: Path) -> dict[str, Any]:
+    """A run: how far it is, what it reached, and how it was configured."""
+    config = runs.read_config(run)
+    root = run / "checkpoints"
+    last, top = checkpoint.latest(root), checkpoint.best(root)
+    validations = [record for record in runs.read_metrics(run) if "validation" in record]
+    about: dict[str, Any] = {"kind": "run", "path": str(run), "steps": config["steps"]}
+    about["step"] = checkpoint.read(last)["step"] if last else 0
+    about["state"] = "finished" if about["step"] >= config["steps"] else "unfinished"
+    if validations:
+        about["validation"] = {"step": validations[-1]["step"], **validations[-1]["validation"]}
+    if last is not None:
+        about["parameters"] = count_parameters(last)
+        about["tokens"] = checkpoint.read(last)["tokens"]
+    about["checkpoints"] = [checkpoint.name_of(step) for step in checkpoint.list_steps(root)]
+    about["best"] = top.name if top else None
+    return {**about, "config": config}
+
+
+def describe_checkpoint(folder: Path) -> dict[str, Any]:
+    """A checkpoint: its step, its network, its system and its files."""
+    state = checkpoint.read(folder)
+    parameters = count_parameters(folder)
+    return {"kind": "checkpoint", "path": str(folder), "parameters": parameters, **state}
+
+
+def describe_data(folder: Path) -> dict[str, Any]:
+    """Prepared data: its manifest."""
+    return {"kind": "data", "path": str(folder), **json.loads((folder / "manifest.json").read_text())}
+
+
+def count_parameters(folder: Path) -> int:
+    """The number of weights in a checkpoint, from the header of its file."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118

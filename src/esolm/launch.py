@@ -1,0 +1,144 @@
+"""From the configuration of a run to a training loop on its data, in a new run folder or in one that is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from . import checkpoint, machine, progress, runs
+from .config import FROM_DATA
+from .data import Loader, Manifest
+from .learner import Learner
+from .net.denoiser import Denoiser, DenoiserConfig
+from .options import Batching, Compute, Corpus, Optim, Saving, Validation
+from .randomness import fold
+from .system import System, find
+from .train import Outcome, train
+
+DESCRIPTION = ("manifest.json", "tokenizer.json", "tokenizer_ids.json")
+
+
+def launch(config: dict[str, Any]) -> int:
+    """Train as configured, resuming if the run folder is there; the exit code: 0, or 128 + the signal that stopped it.
+
+    Raises ValueError, and changes nothing, if the run there has another configuration, network or corpus.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    run, data = Path(config["run"]), Path(config["data"])
+    manifest = open_data(data, Corpus(**config["corpus"]))
+    compute = resolve(Compute(**config["compute"]))
+    config["compute"] = dataclasses.asdict(compute)
+    config["net"]["length"] = net_length(config["net"]["length"], manifest.length)
+    net_config = DenoiserConfig(vocab_size=manifest.vocab_size, **config["net"])
+    system = make_system(config["system"], manifest)
+    batching, optim, saving = Batching(**config["batch"]), Optim(**config["optim"]), Saving(**config["saving"])
+    validation, steps, seed = Validation(**config["validation"]), config["steps"], config["seed"]
+    held_out = Loader(data, "valid", validation.batch_size, seed, shuffle=False)
+    source = Loader(data, "train", batching.size, seed)
+    loggers = progress.loggers(config["log"])
+    notes = enter(run, config, data, manifest)
+
+    net = build(net_config, seed, compute)
+    learner = Learner(net, optim)
+    identity = identify(net_config, config["system"]["name"], system, manifest)
+    with runs.Metrics(run / "metrics.jsonl") as metrics:
+        folder = checkpoint.latest(run / "checkpoints")
+        if folder is not None:
+            learner.restore(folder, identity)
+            console.print(f"going on from {folder}{''.join(f'; {note}' for note in notes)}")
+        if learner.step >= steps:
+            console.print(f"{run} is finished: {learner.step} of {steps} steps. To train longer: --steps N")
+            return 0
+        metrics.cut(learner.metrics_bytes)
+        runs.update_config(run, config)
+        sinks = [logger(run) for logger in loggers]
+        with progress.Live(learner.step, steps, sinks, console) as report:
+            outcome = train(
+                run / "checkpoints", learner, metrics, system, source, held_out, identity, report,
+                steps=steps, seed=seed, log_every=config["log_every"], batching=batching, optim=optim,
+                compute=compute, validation=validation, saving=saving,
+            )  # fmt: skip
+    return conclude(outcome, steps, console)
+
+
+def open_data(data: Path, corpus: Corpus) -> Manifest:
+    """The manifest of a data folder; when it is not there, the error says how to prepare it."""
+    if not (data / "manifest.json").is_file():
+        source = corpus.source or "CORPUS"
+        command = f"esolm prepare {source} {data} --tokenizer {corpus.tokenizer} --length {corpus.length}"
+        raise ValueError(f"no data in {data}: prepare it with `{command}`, or give --data FOLDER")
+    return Manifest.load(data)
+
+
+def resolve(compute: Compute) -> Compute:
+    """The same with the device and the precision that `auto` stands for; sets the number of threads."""
+    if compute.threads is not None:
+        if compute.threads < 1:
+            raise ValueError(f"compute.threads is {compute.threads}, must be at least 1, or null for PyTorch's choice")
+        torch.set_num_threads(compute.threads)
+    device = machine.pick_device(compute.device)
+    precision: Any = machine.pick_precision(compute.precision, device)
+    return dataclasses.replace(compute, device=str(device), precision=precision)
+
+
+def net_length(asked: int | None, length: int) -> int:
+    """The length of the network, by default that of the data."""
+    if asked is not None and asked < length:
+        raise ValueError(f"net.length {asked} is below the {length} tokens of an example: leave it out")
+    return length if asked is None else asked
+
+
+def make_system(options: Mapping[str, Any], manifest: Manifest) -> System:
+    """The system with its options and the special ids of the data."""
+    cls = find(options["name"])
+    ids = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(cls) if f.name in FROM_DATA}
+    return cls(**{key: value for key, value in options.items() if key != "name"}, **ids)
+
+
+def build(config: DenoiserConfig, seed: int, compute: Compute) -> Denoiser:
+    """The network with the weights that the seed decides, on its device."""
+    torch.manual_seed(fold(seed, "init") >> 1)
+    net = Denoiser(config)
+    net.checkpoint_blocks = compute.checkpoint_blocks
+    return net.to(compute.device)
+
+
+def identify(net: DenoiserConfig, name: str, system: System, manifest: Manifest) -> dict[str, Any]:
+    """What a checkpoint must agree with to be loaded: network, system and data."""
+    fields = dataclasses.asdict(system)  # type: ignore[call-overload]
+    identity = {"net": dataclasses.asdict(net), "system": {"name": name, **fields}, "data": manifest.fingerprint}
+    return json.loads(json.dumps(identity))
+
+
+def enter(run: Path, config: dict[str, Any], data: Path, manifest: Manifest) -> list[str]:
+    """Create the run folder, or check that the one there is of this configuration and corpus; what is new in it."""
+    if not runs.is_run(run):
+        runs.create(run, config, [data / name for name in DESCRIPTION if (data / name).is_file()])
+        return []
+    notes = runs.check_config(run, config)
+    if (old := Manifest.load(run).fingerprint) != manifest.fingerprint:
+        raise ValueError(
+            f"the corpus in {data} has changed since {run} was started: its fingerprint was {old} and is now "
+            f"{manifest.fingerprint}. Nothing was changed. Prepare the old corpus again, or give another --run"
+        )
+    return notes
+
+
+def conclude(outcome: Outcome, steps: int, console: Console) -> int:
+    """Say how training ended; the exit code."""
+    if outcome.signal is None:
+        console.print(f"finished: {outcome.step} steps, checkpoint {outcome.folder}")
+        return 0
+    name = signal.Signals(outcome.signal).name
+    console.print(
+        f"stopped by {name} after step {outcome.step} of {steps}; saved {outcome.folder}. "
+        "Run the same command again to go on"
+    )
+    return 128 + outcome.signal

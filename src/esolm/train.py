@@ -1,0 +1,260 @@
+"""The training loop: every number of a step is a pure function of the seed, the step and the weights before it.
+
+Shapes: B batch, L length.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from . import checkpoint, machine
+from .learner import Learner, learning_rate
+from .options import Batching, Compute, Optim, Saving, Validation
+from .randomness import Randomness, fold
+from .runs import Metrics
+from .system import System
+from .terms import total
+
+
+class Examples(NamedTuple):
+    """Tokens [B, L], which of them are not padding, and which are given; None for all and for none."""
+
+    x: Tensor
+    valid: Tensor | None
+    given: Tensor | None
+
+
+class Source(Protocol):
+    """A loader: the examples first .. first + count of a step's batch."""
+
+    def batch(self, step: int, first: int = 0, count: int | None = None) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+
+class Report(Protocol):
+    """Who is told of progress."""
+
+    def step(self, record: Mapping[str, Any]) -> None: ...
+
+    def record(self, record: Mapping[str, Any]) -> None: ...
+
+
+class Outcome(NamedTuple):
+    """Where training stopped: after the last step, or after a signal."""
+
+    step: int
+    folder: Path | None
+    signal: int | None
+
+
+def fetch(source: Source, device: torch.device, step: int, first: int = 0, count: int | None = None) -> Examples:
+    """Examples of a step on the device."""
+    batch = source.batch(step, first, count)
+    x, valid, given = (None if t is None else t.to(device) for t in (batch.x, batch.valid, batch.given))
+    assert x is not None
+    return Examples(x, valid, given)
+
+
+def scored(batch: Examples) -> Tensor:
+    """Which tokens the loss is about: valid and not given, bool [B, L]."""
+    mask = torch.ones_like(batch.x, dtype=torch.bool) if batch.valid is None else batch.valid
+    return mask if batch.given is None else mask & ~batch.given
+
+
+def accumulate(
+    net: Callable, system: System, source: Source, step: int, seed: int, batching: Batching, compute: Compute
+) -> tuple[dict[str, float], int]:
+    """Add up the gradient of one step over its micro-batches; the nats per token of each term, and the tokens."""
+    device = torch.device(compute.device)
+    key, size = fold(fold(seed, "train"), step), batching.pass_size
+    counts: Counter[str] = Counter()
+    parts, tokens = [], 0
+    for first in range(0, batching.size, size):
+        batch = fetch(source, device, step, first, size)
+        rng = Randomness(key, first, batching.size)
+        mask = scored(batch)
+        counts.update(system.counts(mask, rng))
+        tokens += int(mask.sum())
+        parts.append((rng, batch))
+    nats: dict[str, Tensor] = {}
+    for index, (rng, batch) in enumerate(parts):
+        torch.manual_seed(fold(fold(key, "dropout"), index) >> 1)
+        with machine.autocast(device, compute.precision):
+            terms = system.terms(net, *batch, rng=rng, train=True)
+        total(terms, counts).backward()
+        for term in terms:
+            mean = term.nats.detach().double().sum() / max(counts[term.name], 1)
+            nats[term.name] = nats.get(term.name, 0) + mean
+    return {name: value.item() for name, value in nats.items()}, tokens
+
+
+@torch.no_grad()
+def validate(net: Callable, system: System, source: Source, batches: int | None, compute: Compute) -> dict[str, float]:
+    """Each term of the bound in nats per token on the first batches of a split, with the same noise each time."""
+    device = torch.device(compute.device)
+    key, size = fold(0, "valid"), 0
+    steps = len(source) if batches is None else min(batches, len(source))
+    nats: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for step in range(steps):
+        batch = fetch(source, device, step)
+        size = size or len(batch.x)
+        rng = Randomness(key, step * size, steps * size)
+        with machine.autocast(device, compute.precision):
+            terms = system.terms(net, *batch, rng=rng, train=False)
+        for term in terms:
+            nats[term.name] += term.nats.double().sum().item()  # type: ignore[assignment]
+            counts[term.name] += int(term.valid.sum())
+    return {name: nats[name] / max(counts[name], 1) for name in nats}
+
+
+def learn(
+    net: Callable,
+    learner: Learner,
+    system: System,
+    source: Source,
+    folder: Path | None,
+    *,
+    steps: int,
+    seed: int,
+    batching: Batching,
+    optim: Optim,
+    compute: Compute,
+) -> dict[str, Any]:
+    """One step, and its line for metrics.jsonl; folder is the last checkpoint, named when the loss is not finite."""
+    start = time.perf_counter()
+    learner.net.train()
+    nats, tokens = accumulate(net, system, source, learner.step, seed, batching, compute)
+    norm = learner.gradient_norm().item()
+    check_finite({**nats, "gradient norm": norm}, learner.step + 1, folder)
+    lr = learning_rate(learner.step, steps, optim)
+    learner.update(lr, tokens)
+    learner.seconds += time.perf_counter() - start
+    loss = sum(nats.values())
+    return {
+        "step": learner.step,
+        "loss": loss,
+        "terms": nats,
+        "lr": lr,
+        "grad_norm": norm,
+        "tokens": learner.tokens,
+    }
+
+
+def measure(
+    net: Callable,
+    learner: Learner,
+    system: System,
+    source: Source,
+    folder: Path | None,
+    batches: int | None,
+    compute: Compute,
+) -> dict[str, Any]:
+    """The bound of the averaged weights on held-out data, as a line for metrics.jsonl."""
+    start = time.perf_counter()
+    learner.net.eval()
+    with learner.ema.applied(learner.net):
+        terms = validate(net, system, source, batches, compute)
+    check_finite({f"validation {name}": value for name, value in terms.items()}, learner.step, folder)
+    loss = sum(terms.values())
+    found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "terms": terms}
+    return {"step": learner.step, "validation": found, "time": {"seconds": time.perf_counter() - start}}
+
+
+def train(
+    root: Path,
+    learner: Learner,
+    metrics: Metrics,
+    system: System,
+    source: Source,
+    held_out: Source,
+    identity: Mapping[str, Any],
+    report: Report,
+    *,
+    steps: int,
+    seed: int,
+    log_every: int,
+    batching: Batching,
+    optim: Optim,
+    compute: Compute,
+    validation: Validation,
+    saving: Saving,
+) -> Outcome:
+    """Train up to `steps` steps from where the learner is, with checkpoints under root.
+
+    Raises ValueError when a term or the gradient is not finite, before it reaches the weights.
+    """
+    net = torch.compile(learner.net) if compute.compile else learner.net
+    folder, saved = checkpoint.latest(root), learner.step
+    fixed: dict[str, Any] = {"steps": steps, "seed": seed, "batching": batching, "optim": optim, "compute": compute}
+    mark = (learner.tokens, learner.seconds)
+
+    def save(bound: float | None) -> Path:
+        learner.metrics_bytes = metrics.sync()
+        return learner.save(root, identity, bound, saving.keep)
+
+    with machine.deterministic(torch.device(compute.device)), interrupts() as caught:
+        bound = None
+        while learner.step < steps and not caught:
+            record = learn(net, learner, system, source, folder, **fixed)
+            step, bound = learner.step, None
+            rate = (learner.tokens - mark[0]) / (learner.seconds - mark[1])
+            record["time"] = {"seconds": learner.seconds, "tokens_per_second": rate}
+            report.step(record)
+            if step == steps or step % log_every == 0:
+                mark = (learner.tokens, learner.seconds)
+                metrics.write(record)
+                report.record(record)
+            if step == steps or (validation.every and step % validation.every == 0):
+                record = measure(net, learner, system, held_out, folder, validation.batches, compute)
+                bound = record["validation"]["loss"]
+                metrics.write(record)
+                report.record(record)
+            if saving.every and step % saving.every == 0:
+                folder, saved = save(bound), step
+        if saved != learner.step:
+            folder = save(bound)
+    return Outcome(learner.step, folder, caught[0] if caught else None)
+
+
+def check_finite(values: Mapping[str, float], step: int, folder: Path | None) -> None:
+    """Raise ValueError that names the step, the value and the last good checkpoint if one is not finite."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ValueError(
+                f"training stopped at step {step}: {name} is {value}. The last good checkpoint is {folder or 'none'}; "
+                "the weights of this step were not saved. Start anew with a lower --optim.lr, a longer "
+                "--optim.warmup or --compute.precision float32"
+            )
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """The signals noted so far: a first SIGINT or SIGTERM waits for the step's end, a second acts as usual."""
+    caught: list[int] = []
+    usual: dict[int, Any] = {}
+
+    def note(number: int, frame: Any) -> None:
+        caught.append(number)
+        for each, handler in usual.items():
+            signal.signal(each, handler)
+
+    if threading.current_thread() is threading.main_thread():  # elsewhere Python does not allow handlers
+        usual.update({each: signal.signal(each, note) for each in (signal.SIGINT, signal.SIGTERM)})
+    try:
+        yield caught
+    finally:
+        for each, handler in usual.items():
+            signal.signal(each, handler)
