@@ -1,0 +1,110 @@
+"""Writing: encoded chunks, which an interrupted preparation finds again, and the shards made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+
+from .corpora import Document
+from .detokenize import detokenize
+from .manifest import Shard, Split
+from .packing import Chunk, Packing, Rows, Tally
+from .tokenizer import Tokenizer
+
+_SHARD = 1 << 26  # tokens
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
+def encode(tokenizer: Tokenizer, detokenizer: str | None, separator: str, documents: Sequence[Document]) -> Chunk:
+    """The documents as ids; a prompt ends in the separator."""
+    texts = [detokenize(d.text, detokenizer) for d in documents]
+    prompts = ["" if d.prompt is None else detokenize(d.prompt, detokenizer) + separator for d in documents]
+    ids, heads = tokenizer.encode_batch(texts), tokenizer.encode_batch(prompts)
+    flat = [np.array(part, np.uint32) for pair in zip(heads, ids) for part in pair if part]
+    return Chunk(
+        ids=np.concatenate(flat) if flat else np.empty(0, np.uint32),
+        texts=np.array([len(i) for i in ids]),
+        prompts=np.array([len(i) for i in heads]),
+        sizes=np.array([len(text.encode()) for text in texts]),
+    )
+
+
+def save_chunk(path: Path, chunk: Chunk) -> None:
+    """Write a chunk; a file of that name is complete."""
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        np.savez(file, **chunk._asdict())
+    os.replace(part, path)
+
+
+def load_chunks(paths: Iterable[Path]) -> Iterator[Chunk]:
+    """Chunks, one at a time."""
+    for path in paths:
+        try:
+            with np.load(path) as arrays:
+                chunk = Chunk(**arrays)
+        except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}): remove the folder {path.parent} and prepare again"
+            ) from error
+        yield chunk
+
+
+def write_split(folder: Path, name: str, chunks: Iterable[Chunk], packing: Packing, dtype: np.dtype) -> Split:
+    """Pack the chunks of a split and write its shards."""
+    tally = Tally()
+    shards: list[Shard] = []
+    tokens = 0
+
+    def counted() -> Iterator[Rows]:
+        nonlocal tokens
+        for rows in packing(chunks, tally):
+            tokens += rows.tokens.size if rows.counts is None else 0
+            if len(rows.tokens):
+                yield rows
+
+    rows = counted()
+    for first in rows:
+        shards.append(_write_shard(folder, f"{name}-{len(shards):05d}.bin", first, rows, dtype))
+    return Split(
+        documents=tally.documents,
+        skipped=tally.skipped,
+        sequences=sum(shard.sequences for shard in shards),
+        tokens=tokens or tally.kept,
+        dropped=tally.dropped,
+        bytes=round(tally.bytes),
+        shards=tuple(shards),
+    )
+
+
+def _write_shard(folder: Path, name: str, first: Rows, rest: Iterator[Rows], dtype: np.dtype) -> Shard:
+    """One shard of whole blocks of rows, begun with `first` and closed when it is large enough."""
+    shard = Shard(name, 0, "")
+    tokens, counts, sequences = hashlib.sha256(), hashlib.sha256(), 0
+    rows: Rows | None = first
+    with (folder / name).open("wb") as file:
+        heads = None if first.counts is None else (folder / shard.count_file).open("wb")
+        while rows is not None:
+            sequences += len(rows.tokens)
+            _append(file, tokens, rows.tokens.astype(dtype))
+            if heads is not None and rows.counts is not None:
+                _append(heads, counts, rows.counts.astype("<u4"))
+            rows = next(rest, None) if sequences * first.tokens.shape[1] < _SHARD else None
+        if heads is not None:
+            heads.close()
+    return Shard(name, sequences, tokens.hexdigest(), None if heads is None else counts.hexdigest())
+
+
+def _append(file: BinaryIO, digest: _Hash, array: np.ndarray) -> None:
+    data = array.tobytes()
+    digest.update(data)
+    file.write(data)

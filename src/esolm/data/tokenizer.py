@@ -1,0 +1,213 @@
+"""Text to ids and back, with the mask id that the tokenizer itself may lack.
+
+The text of a special token inside a document is ordinary text: only the packing writes EOS, only noise the mask.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+
+EOS, MASK = "<|endoftext|>", "<|mask|>"
+_MASKS = (MASK, "[MASK]", "<mask>")
+_ENDS = (EOS, "</s>", "[SEP]", "<eos>", "[EOS]", "<|end_of_text|>")
+_BEGINNINGS = ("[CLS]", "<s>", "<bos>", "[BOS]", "<|begin_of_text|>")
+_HUB = {"gpt2": "openai-community/gpt2", "bert-base-uncased": "google-bert/bert-base-uncased"}
+SPECS = "bytes, bpe:SIZE, gpt2, bert-base-uncased, NAME:PATH, or the path of a tokenizer's folder or file"
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` and the ids of its mask, end and beginning of text."""
+
+    def __init__(
+        self,
+        core: tokenizers.Tokenizer,
+        name: str,
+        mask_id: int,
+        eos_id: int | None = None,
+        bos_id: int | None = None,
+    ) -> None:
+        core.encode_special_tokens = True
+        core.no_padding()
+        core.no_truncation()
+        self.core, self.name = core, name
+        self.mask_id, self.eos_id, self.bos_id = mask_id, eos_id, bos_id
+        # The mask included; a vocabulary may have holes, so the largest id counts.
+        self.vocab_size = max(core.get_vocab().values()) + 1
+
+    @property
+    def sha256(self) -> str:
+        """A hash of all that decides the ids of a text."""
+        return hashlib.sha256(self.core.to_str().encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; no special token is added."""
+        return self.core.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts, on all cores (one, if TOKENIZERS_PARALLELISM=false)."""
+        return [e.ids for e in self.core.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int], mask: str = "_") -> str:
+        """The text of ids, with `mask` where a token is masked; bytes that are not UTF-8 become U+FFFD."""
+        ids = [int(i) for i in ids]
+        text = self.core.decode(ids, skip_special_tokens=False)
+        token = self.core.id_to_token(self.mask_id)
+        return text.replace(token, mask) if self.mask_id in ids and token else text
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_ids.json` into a folder."""
+        folder = Path(folder)
+        ids = {"name": self.name, "mask_id": self.mask_id, "eos_id": self.eos_id, "bos_id": self.bos_id}
+        (folder / "tokenizer.json").write_text(self.core.to_str(), encoding="utf-8")
+        (folder / "tokenizer_ids.json").write_text(json.dumps(ids, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """What `save` wrote."""
+        folder = Path(folder)
+        try:
+            ids = json.loads((folder / "tokenizer_ids.json").read_text(encoding="utf-8"))
+            return cls(_read(folder / "tokenizer.json"), **ids)
+        except (OSError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"no saved tokenizer in {folder}: {error}; `esolm prepare` writes tokenizer.json and tokenizer_ids.json"
+            ) from error
+
+
+def tokenizer(spec: str, texts: Iterable[str] | None = None) -> Tokenizer:
+    """The tokenizer that a spec names; `bpe:SIZE` is trained on `texts`, which are read once as a stream."""
+    kind, _, rest = spec.partition(":")
+    if spec == "bytes":
+        return _with_ids(_bytes(), spec)
+    if kind == "bpe":
+        if texts is None:
+            raise ValueError(f"tokenizer {spec!r} is trained on text: give `texts`, or load a saved one by its folder")
+        return _with_ids(_train_bpe(_bpe_size(spec), texts), spec)
+    if Path(spec).exists():
+        return _from_path(Path(spec), Path(spec).resolve().name)
+    if rest:
+        if not Path(rest).exists():
+            raise ValueError(f"tokenizer {spec!r}: no such file or folder {rest!r}; choose {SPECS}")
+        return _from_path(Path(rest), kind)
+    if spec in _HUB:
+        return _with_ids(_from_hub(spec), spec)
+    raise ValueError(f"no tokenizer {spec!r}: choose {SPECS}")
+
+
+def trained(spec: str) -> bool:
+    """Whether the tokenizer of a spec has to be trained on the corpus."""
+    return spec.startswith("bpe:")
+
+
+def _with_ids(core: tokenizers.Tokenizer, name: str, declared: dict[str, str] | None = None) -> Tokenizer:
+    """Find the special ids by their usual spellings, and append a mask where there is none."""
+    declared = declared or {}
+
+    def find(role: str, spellings: Sequence[str]) -> int | None:
+        ids = (core.token_to_id(token) for token in (declared.get(role, ""), *spellings) if token)
+        return next((i for i in ids if i is not None), None)
+
+    mask_id = find("mask_token", _MASKS)
+    if mask_id is None:
+        core.add_special_tokens([AddedToken(MASK, special=True, normalized=False)])
+        mask_id = core.token_to_id(MASK)
+        assert mask_id is not None
+    eos_id, bos_id = find("eos_token", _ENDS), find("bos_token", _BEGINNINGS)
+    return Tokenizer(core, name, mask_id, eos_id, eos_id if bos_id is None else bos_id)
+
+
+def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:
+    core = tokenizers.Tokenizer(model)
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def _bytes() -> tokenizers.Tokenizer:
+    """Byte b is id b: a byte-level BPE without merges, whose alphabet spells the unprintable bytes from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [b for b in range(256) if b not in printable]
+    vocabulary = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    core = _byte_level(models.BPE(vocab=vocabulary, merges=[]))
+    core.add_special_tokens([EOS])
+    return core
+
+
+def _bpe_size(spec: str) -> int:
+    size = spec.partition(":")[2]
+    if not size.isdecimal() or int(size) < 257:
+        raise ValueError(f"tokenizer {spec!r}: the size must be a whole number of at least 257 (256 bytes and EOS)")
+    return int(size)
+
+
+def _train_bpe(size: int, texts: Iterable[str]) -> tokenizers.Tokenizer:
+    core = _byte_level(models.BPE())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False)
+    core.train_from_iterator(texts, trainer)
+    if core.get_vocab_size() < size:
+        raise ValueError(
+            f"tokenizer 'bpe:{size}': the text gives only {core.get_vocab_size()} entries; choose a smaller size"
+        )
+    return core
+
+
+def _read(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception
+        raise ValueError(f"{path} is not a tokenizer.json of the tokenizers library: {error}") from error
+
+
+def _from_path(path: Path, name: str) -> Tokenizer:
+    """A tokenizer.json, vocab.json + merges.txt, or vocab.txt: in a folder, or the file itself."""
+    folder = path if path.is_dir() else path.parent
+    found = {p.name for p in folder.iterdir()} if path.is_dir() else {path.name}
+    if "tokenizer_ids.json" in found:
+        return Tokenizer.load(folder)
+    if path.is_file() and path.suffix == ".json" and path.name != "vocab.json":
+        return _with_ids(_read(path), name, _declared(folder))
+    if "tokenizer.json" in found:
+        return _with_ids(_read(folder / "tokenizer.json"), name, _declared(folder))
+    if {"vocab.json", "merges.txt"} <= found:
+        core = _byte_level(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+        ends = [t for t in _ENDS if core.token_to_id(t) is not None]
+        core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ends])
+        return _with_ids(core, name, _declared(folder))
+    if "vocab.txt" in found:
+        return _with_ids(_word_piece(folder / "vocab.txt"), name)
+    raise ValueError(f"no tokenizer in {path}: it needs tokenizer.json, vocab.json with merges.txt, or vocab.txt")
+
+
+def _declared(folder: Path) -> dict[str, str]:
+    """The special tokens that a tokenizer_config.json beside it names."""
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    tokens = {role: config.get(role) for role in ("mask_token", "eos_token", "bos_token")}
+    return {r: t["content"] if isinstance(t, dict) else t for r, t in tokens.items() if t}
+
+
+def _word_piece(vocab: Path) -> tokenizers.Tokenizer:
+    """BERT's tokenizer, lower-casing."""
+    core = tokenizers.Tokenizer(models.WordPiece.from_file(str(vocab), unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece(prefix="##")
+    special = [t for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if core.token_to_id(t) is not None]
+    core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    return core
+
+
+def _from_hub(name: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_pretrained(_HUB[name])
+    except Exception as error:  # no network, no such repository: the library raises a bare Exception
+        raise ValueError(
+            f"tokenizer {name!r} cannot be had from the hub ({error}); give a local folder as {name}:PATH"
+        ) from error
