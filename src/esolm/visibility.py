@@ -129,7 +129,10 @@ def sorted_two_stream(length: int, num_z: int, num_clean: Tensor | None = None, 
 
     Every row has the same labels, so no mask is needed. num_clean [B] gives Eso-LM (A), whose clean x see each other;
     its z slots at clean places are fill, which nobody sees or scores, and only there the kernel may see less.
+    Raises ValueError unless 1 <= num_z <= length.
     """
+    if not 1 <= num_z <= length:
+        raise ValueError(f"num_z is {num_z}; it must be between 1 and the length {length}")
     order = torch.arange(length, device=device)[None]
     z_order = order[:, length - num_z :]
     if num_clean is None:
