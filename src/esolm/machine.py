@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import signal
+import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,22 +25,66 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_precision(name: str, device: torch.device) -> str:
-    """`float32` or `bf16`; `auto` is bf16 where the machine has instructions for it."""
+    """`float32` or `bf16`; `auto` is bf16 where the machine is fast at it."""
     if name not in ("auto", "float32", "bf16"):
         raise ValueError(f"no precision {name!r}: choose auto, float32 or bf16")
-    if name == "auto":
-        return "bf16" if fast_bf16(device) else "float32"
-    return name
+    if name == "float32" or (name == "auto" and not fast_bf16(device)):
+        return "float32"
+    if device.type == "cpu" and not _mend_amx():
+        if name == "bf16":
+            raise ValueError("precision bf16 does not run on this CPU: choose float32")
+        return "float32"
+    return "bf16"
 
 
 def fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 matrix products are faster than float32 ones there."""
+    """Whether the machine has instructions for bf16 matrix products."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
-        # These probes are private to PyTorch and come and go with its versions.
-        probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-        return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+        return _probe("_is_amx_tile_supported") or _probe("_is_avx512_bf16_supported")
+    return False
+
+
+def _probe(name: str) -> bool:
+    # Private to PyTorch, which may drop them in another version.
+    return bool(getattr(torch.cpu, name, bool)())
+
+
+def _mend_amx() -> bool:
+    """Whether bf16 products run in this process, after asking oneDNN to leave AMX alone if they do not.
+
+    Some virtual machines advertise AMX, grant it and then trap it, which ends the process. oneDNN reads the variable
+    once, at its first use, so what happens here can only be known by trying in a copy of this very process.
+    """
+    if not _probe("_is_amx_tile_supported") or not hasattr(os, "fork") or _survives_bf16():
+        return True
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    return _survives_bf16()
+
+
+def _survives_bf16(seconds: float = 20.0) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread and takes no lock
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            faulthandler.disable()  # which holds a stderr of its own
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            torch.set_num_threads(1)
+            a = torch.ones(1, 1, 64, 64, dtype=torch.bfloat16)
+            torch.nn.functional.scaled_dot_product_attention(a @ a, a, a)
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if (done := os.waitpid(child, os.WNOHANG))[0]:
+            return done[1] == 0
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
     return False
 
 
