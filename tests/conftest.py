@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from esolm import machine
+
 settings.register_profile(
     "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -13,8 +15,19 @@ settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
+def precision() -> str:
+    """What the machine is fast at and survives, asked before anything else runs; and one thread."""
     torch.set_num_threads(1)
+    return machine.pick_precision("auto", torch.device("cpu"))
+
+
+@pytest.fixture
+def bf16(precision: str) -> None:
+    """For tests that compute in bfloat16: some virtual machines end a process that does."""
+    try:
+        machine.pick_precision("bf16", torch.device("cpu"))
+    except ValueError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(autouse=True)

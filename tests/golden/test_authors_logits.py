@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from property import paper
 from safetensors.torch import load_file
 from torch import Tensor
 
 from esolm import order
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
 from esolm.visibility import by_order, causal, full, sorted_two_stream, two_stream
+from property import paper
 
 HERE = Path(__file__).parent
 MASK = 49

@@ -7,11 +7,11 @@ phase. Rows are queries, columns keys; # is attention.
 from __future__ import annotations
 
 import torch
-from property import paper
 from torch import Tensor
 
 from esolm import order
 from esolm.visibility import Visibility, by_order, causal, full, prefix, sorted_two_stream, two_stream
+from property import paper
 
 DIFFUSION = torch.tensor([[3, 1, 6, 4, 5, 2]]) - 1
 SEQUENTIAL = torch.tensor([[3, 1, 6, 2, 4, 5]]) - 1

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from property import paper
 from torch import Tensor
 
 from esolm import order
@@ -26,6 +25,7 @@ from esolm.visibility import (
     sorted_two_stream,
     two_stream,
 )
+from property import paper
 
 
 class Example(NamedTuple):
@@ -102,7 +102,7 @@ def test_sequential_phase(example: Example) -> None:
 
 @given(st.permutations(range(7)), st.integers(1, 7))
 def test_any_order_likelihood(sigma: list[int], num_z: int) -> None:
-    """Any order, every token scored: a mask sees itself and the clean tokens before it in sigma, clean ones causally."""
+    """Any order, every token scored: a mask sees itself and the clean tokens before it; those are causal in sigma."""
     step = paper.invert(sigma)
     expected = paper.none(14)
     for i in range(7):

@@ -1,0 +1,224 @@
+"""The network: the paper's arithmetic, rows that get logits, time, soft tokens, the cache.
+
+Shapes: B batch, N slots, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
+from esolm.order import inverse
+from esolm.visibility import Visibility, block, by_order, causal, full, sorted_two_stream, two_stream
+from property import paper, toy
+
+B, L, V = 3, 8, 7
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+POSITION = torch.arange(L)[None]
+NETS = {
+    "AdaLN": toy.network(),
+    "plain": toy.network(adaln=False),
+    "one layer, one head": toy.network(layers=1, heads=1),
+    "wide MLP": toy.network(layers=3, heads=4, mlp_ratio=4),
+}
+
+
+@pytest.fixture(params=NETS)
+def net(request: pytest.FixtureRequest) -> Denoiser:
+    return NETS[request.param]
+
+
+def same_rows(net: Denoiser, tokens: Tensor, position: Tensor, visibility: Visibility, time: Tensor | None) -> None:
+    """Every choice of rows equals a slice of all logits."""
+    slots = tokens.shape[1]
+    everything = net(tokens, position, visibility, time)
+    assert everything.shape == (len(tokens), slots, V)
+    for span in (slice(0, slots), slice(0, slots // 2), slice(1, slots - 1), slice(slots - 1, slots)):
+        found = net(tokens, position, visibility, time, out=Rows(span))
+        torch.testing.assert_close(found, everything[:, span], **CLOSE)
+        width = span.stop - span.start
+        for rows in (torch.arange(len(tokens) * width), torch.tensor([len(tokens) * width - 1, 0]), torch.tensor([1])):
+            if rows.max() >= len(tokens) * width:
+                continue
+            found = net(tokens, position, visibility, time, out=Rows(span, rows))
+            torch.testing.assert_close(found, everything[:, span].flatten(0, 1)[rows], **CLOSE)
+    none = torch.zeros(0, dtype=torch.long)
+    assert net(tokens, position, visibility, time, out=Rows(slice(0, slots), none)).shape == (0, V)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize(
+    "visibility", [full(L), causal(L), sorted_two_stream(L, 3), sorted_two_stream(L, L), block(L, 2)]
+)
+def test_rows_equal_slices_of_all_logits(net: Denoiser, visibility: Visibility, timed: bool) -> None:
+    slots = visibility.rank.shape[1]
+    tokens, position = toy.text(B, slots), torch.arange(slots)[None] % L
+    same_rows(net, tokens, position, visibility, torch.rand(B, dtype=torch.float64) if timed else None)
+
+
+def test_rows_where_every_example_has_its_own_pattern(net: Denoiser) -> None:
+    step = inverse(toy.permutations(B, L))
+    same_rows(net, toy.text(B), POSITION, by_order(step), None)
+    same_rows(net, toy.text(B, 2 * L), POSITION.repeat(1, 2), two_stream(step, step, step), None)
+
+
+@pytest.mark.parametrize("time", [0.0, 0.7])
+def test_equals_the_naive_network(net: Denoiser, time: float) -> None:
+    """Also off the training length, at positions out of order, and at several times at once."""
+    tokens, position = toy.text(B, 5), toy.permutations(B, 11)[:, :5]
+    times = torch.tensor([time, time / 2, 3 * time], dtype=torch.float64)
+    out = net(tokens, position, causal(5), times if time else None)
+    for b in range(B):
+        expected = paper.logits(net, tokens[b].tolist(), position[b].tolist(), paper.left_to_right(5), times[b].item())
+        torch.testing.assert_close(out[b], expected, **CLOSE)
+    if net.config.adaln and time:
+        assert (out - net(tokens, position, causal(5))).abs().max() > 1e-3
+
+
+def test_one_time_for_all_is_the_same_time_for_each(net: Denoiser) -> None:
+    tokens, time = toy.text(B), torch.tensor([0.3], dtype=torch.float64)
+    torch.testing.assert_close(
+        net(tokens, POSITION, full(L), time), net(tokens, POSITION, full(L), time.expand(B)), **CLOSE
+    )
+
+
+def test_no_time_is_time_zero(net: Denoiser) -> None:
+    tokens, zero = toy.text(B), torch.zeros(B, dtype=torch.float64)
+    torch.testing.assert_close(net(tokens, POSITION, full(L), zero), net(tokens, POSITION, full(L)), **CLOSE)
+
+
+def test_a_certain_probability_vector_is_a_token(net: Denoiser) -> None:
+    tokens = toy.text(B)
+    soft = one_hot(tokens, V).double()
+    expected = net(tokens, POSITION, full(L))
+    torch.testing.assert_close(net(soft, POSITION, full(L)), expected, **CLOSE)
+    mixed = 0.5 * soft + 0.5 * one_hot((tokens + 1) % V, V)
+    assert (net(mixed, POSITION, full(L)) - expected).abs().max() > 1e-3
+
+
+def test_what_stands_beside_an_example_does_not_matter(net: Denoiser) -> None:
+    tokens = toy.text(B)
+    together = net(tokens, POSITION, causal(L))
+    for b in range(B):
+        torch.testing.assert_close(net(tokens[b : b + 1], POSITION, causal(L)), together[b : b + 1], **CLOSE)
+
+
+def test_only_differences_of_positions_matter(net: Denoiser) -> None:
+    tokens = toy.text(B)
+    expected = net(tokens, POSITION, full(L))
+    torch.testing.assert_close(net(tokens, POSITION + 11, full(L)), expected, rtol=1e-9, atol=1e-9)
+    assert (net(tokens, POSITION * 2, full(L)) - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("pieces", [(8,), (1,) * 8, (3, 1, 4), (7, 1)])
+def test_a_cache_fed_in_pieces_equals_one_pass(net: Denoiser, pieces: tuple[int, ...]) -> None:
+    """Causal in sigma; every piece is also fed with a mask behind it, which is not committed."""
+    sigma = toy.permutations(B, L)
+    tokens = toy.text(B).gather(1, sigma)
+    expected = net(tokens, sigma, causal(L))
+    cache = net.new_cache(B, L + 1)
+    with torch.no_grad():
+        for size in pieces:
+            at = slice(cache.length, cache.length + size)
+            rank = torch.arange(at.start, at.stop)[None]
+            new, place = tokens[:, at], sigma[:, at]
+            mask = torch.full((B, 1), V - 1)
+            extra = by_order(torch.cat([rank, rank[:, -1:] + 1], 1))
+            out = net(torch.cat([new, mask], 1), torch.cat([place, place[:, -1:]], 1), extra, cache=cache)
+            torch.testing.assert_close(out[:, :-1], expected[:, at], **CLOSE)
+            cache.commit(rank)
+    assert cache.length == L
+    assert torch.equal(cache.rank, torch.arange(L).expand(B, -1))
+
+
+def test_a_cache_with_rows_that_are_not_seen(net: Denoiser) -> None:
+    """Ragged prompts: padding is committed with a rank that no horizon reaches."""
+    tokens, hidden = toy.text(2), torch.tensor([[0, 1, 2], [0, 1, 2**30]])
+    with torch.no_grad():
+        results = []
+        for fill in (0, 1):
+            prompt = tokens[:, :3].clone()
+            prompt[1, 2] = fill
+            cache = net.new_cache(2, L)
+            net(prompt, POSITION[:, :3], causal(3), cache=cache)
+            cache.commit(hidden)
+            rank = torch.tensor([[3], [3]])
+            results.append(net(tokens[:, 3:4], POSITION[:, 3:4], by_order(rank), cache=cache))
+        torch.testing.assert_close(results[0], results[1], **CLOSE)
+        short = net(tokens[1:, [0, 1, 3]], POSITION[:, [0, 1, 3]], causal(3))
+        torch.testing.assert_close(results[0][1, 0], short[0, 2], **CLOSE)
+
+
+def test_a_full_cache_says_so(net: Denoiser) -> None:
+    cache = net.new_cache(B, 5)
+    with pytest.raises(ValueError, match="the cache holds 5 tokens, and 8 were asked for"):
+        net(toy.text(B), POSITION, causal(L), cache=cache)
+    with torch.no_grad():
+        net(toy.text(B, 4), POSITION[:, :4], causal(4), cache=cache)
+        cache.commit(torch.arange(4)[None])
+        with pytest.raises(ValueError, match="the cache holds 5 tokens, and 6 were asked for"):
+            net(toy.text(B, 2), POSITION[:, :2], causal(2), cache=cache)
+
+
+def test_recomputing_activations_changes_nothing() -> None:
+    net = toy.network()
+    gradients = []
+    for recompute in (False, True):
+        net.checkpoint_blocks = recompute
+        net.zero_grad()
+        net(toy.text(B), POSITION, full(L)).pow(2).sum().backward()
+        gradients.append([p.grad.clone() for p in net.parameters()])
+    for one, two in zip(*gradients):
+        torch.testing.assert_close(one, two, **CLOSE)
+
+
+def test_a_new_network_starts_as_in_the_paper() -> None:
+    """Zero modulation and output layer, nothing else: the first logits are zero and the first gradient is not."""
+    net = Denoiser(DenoiserConfig(V, L, layers=2, width=16, heads=2, cond_width=4))
+    zero = {name for name, p in net.named_parameters() if not p.any()}
+    assert zero == {n for n, _ in net.named_parameters() if "modulation" in n or n.startswith("head")}
+    out = net(toy.text(B), POSITION, full(L))
+    assert not out.any()
+    out.logsumexp(-1).sum().backward()
+    assert net.head.bias.grad.any()
+    bound = 1 / 16**0.5
+    assert 0.9 * bound < net.embed.weight.abs().max() <= bound
+
+
+def test_dropout_only_in_training() -> None:
+    net = toy.network(dropout=0.5)
+    tokens = toy.text(B)
+    assert torch.equal(net(tokens, POSITION, full(L)), net(tokens, POSITION, full(L)))
+    net.train()
+    assert not torch.equal(net(tokens, POSITION, full(L)), net(tokens, POSITION, full(L)))
+
+
+@pytest.mark.usefixtures("bf16")
+def test_autocast_is_close_to_full_precision() -> None:
+    """bfloat16 autocast moves the logits of this random network by less than 5 % of their spread."""
+    net = toy.network(dtype=torch.float32)
+    for visibility in (full(L), causal(L), sorted_two_stream(L, 5), block(L, 2)):
+        slots = visibility.rank.shape[1]
+        tokens, position = toy.text(B, slots), torch.arange(slots)[None] % L
+        expected = net(tokens, position, visibility)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = net(tokens, position, visibility).float()
+        assert 0 < (out - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"width": 10, "heads": 3}, "width 10"),
+        ({"width": 6, "heads": 2}, "width 6"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"layers": 0}, "layers is 0"),
+        ({"length": 0}, "length is 0"),
+    ],
+)
+def test_impossible_sizes_are_refused(sizes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DenoiserConfig(V, **sizes)
