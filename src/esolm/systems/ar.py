@@ -13,7 +13,7 @@ from ..net.denoiser import Denoiser, Rows
 from ..noise import scored_tokens
 from ..randomness import Randomness
 from ..terms import Term, token_nats
-from ..visibility import causal, hide
+from ..visibility import causal
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,14 @@ class System:
         """-log p(x^l | x^<l) for every l."""
         batch, length = x.shape
         scored = scored_tokens(x, valid, given)
-        before = torch.cat([x.new_full((batch, 1), self.start_id), x[:, :-1]], 1)
-        visibility = causal(length, x.device)
-        if valid is not None:
-            visibility = hide(visibility, torch.cat([torch.ones_like(valid[:, :1]), valid[:, :-1]], 1))
         position = torch.arange(length, device=x.device)[None]
+        target, wanted = x, scored
+        if valid is not None:  # padding goes last, where the causal pattern never sees it
+            position = (~valid).long().argsort(stable=True)
+            target, wanted = x.gather(1, position), scored.gather(1, position)
+        before = torch.cat([x.new_full((batch, 1), self.start_id), target[:, :-1]], 1)
         every = valid is None and given is None
-        rows = Rows(slice(0, length), None if every else scored.flatten().nonzero()[:, 0])
-        logits = net(before, position, visibility, out=rows).flatten(0, -2)
-        nats = token_nats(logits, x[scored], self.mask_id)
-        return [Term("nll", place_nats(nats, scored, position.expand_as(x), length), scored)]
+        rows = Rows(slice(0, length), None if every else wanted.flatten().nonzero()[:, 0])
+        logits = net(before, position, causal(length, x.device), out=rows).flatten(0, -2)
+        nats = token_nats(logits, target[wanted], self.mask_id)
+        return [Term("nll", place_nats(nats, wanted, position.expand_as(x), length), scored)]
