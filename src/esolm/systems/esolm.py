@@ -107,7 +107,7 @@ class System:
             self._check_share(rng.total)
             diffused = self.diffused(index.double())
             first, second = batch.take(diffused), batch.take(~diffused)
-            strata = (first.number * self.share).floor().long(), max(int(rng.total * self.share), 1)
+            strata = (first.number.double() * self.share).floor().long(), max(int(rng.total * self.share), 1)
         terms = []
         if self.share > 0 and len(first.x):
             terms.append(self.diffusion(net, first, rng.at("diffusion"), strata, train))
