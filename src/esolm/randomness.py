@@ -79,9 +79,15 @@ class Randomness:
     def times(self, stratum: Tensor, strata: int, columns: int = 1) -> Tensor:
         """Low-discrepancy times in (0, 1), float64 [B, N]: t ~ U[i/n, (i+1)/n], one stratum i of n for each.
 
+        The strata are dealt to the examples at random, so that each example's own time is uniform too: a bound on
+        texts in a fixed order would otherwise see the first ones nearly clean and the last ones masked.
         With several columns (one time per block of BD3-LM) the strata tile all of them: each example has one time in
         every band of width 1/N, in random order, so that no column is tied to a noise level.
+        Raises ValueError if an example is beyond the strata.
         """
+        if stratum.numel() and int(stratum.max()) >= strata:
+            raise ValueError(f"example {int(stratum.max())} is not in a global batch of {strata}")
+        dealt = self.at("deal").uniform(torch.zeros(1, dtype=torch.long), strata)[0].argsort()[stratum]
         band = self.at("band").uniform(stratum, columns).argsort(-1)
-        cell = stratum[:, None] + strata * band
+        cell = dealt[:, None] + strata * band
         return (cell + self.uniform(stratum, columns)) / (strata * columns)
