@@ -24,7 +24,8 @@ from . import pydocs
 
 SPECS = "pydocs, text:PATH[,PATH…], lm1b[:PATH], openwebtext[:PATH], hf:NAME[,CONFIG]"
 _PIECE = 1 << 14  # characters; longer files than four of these are cut into documents of about this size
-_TEXT, _LINES, _JSON = (".txt", ".md"), (".smi",), (".jsonl",)
+_TEXT, _LINES, _JSON, _PACKED = (".txt", ".md"), (".smi",), (".jsonl",), (".gz", ".zst")
+_LISTED = 32  # more sources than these are named by their number and one hash
 _HUB = {"lm1b": "dvruette/lm1b", "openwebtext": "Skylion007/openwebtext"}
 _LM1B_PARTS = {"train": "training-monolingual*/news.en-*", "valid": "heldout-monolingual*/news.en.heldout-*"}
 
@@ -153,11 +154,14 @@ def _last(corpus: Corpus, holdout: int) -> Callable[[], Iterator[tuple[str, Docu
 
 def _files(kind: str, paths: str, reading: Reading) -> Corpus:
     found = [pair for path in paths.split(",") for pair in _expand(path)]
+    sources = tuple((name, _sha256(path)) for name, path in found)
+    if len(sources) > _LISTED:
+        sources = ((f"{len(sources)} files", hashlib.sha256(repr(sources).encode()).hexdigest()),)
     return Corpus(
         name=f"{kind}:" + ",".join(Path(path).name or Path(path).resolve().name for path in paths.split(",")),
-        sources=tuple((name, _sha256(path)) for name, path in found),
+        sources=sources,
         train=lambda: (d for name, path in found for d in _read(path, name, reading)),
-        size=sum(path.stat().st_size for _, path in found),
+        size=None if any(path.suffix in _PACKED for _, path in found) else sum(p.stat().st_size for _, p in found),
     )
 
 
@@ -190,7 +194,7 @@ def _expand(path: str) -> list[tuple[str, Path]]:
 
 
 def _kind(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
+    return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
 
 
 def _sha256(path: Path) -> str:

@@ -36,9 +36,9 @@ class Tally:
 
     documents: int = 0
     skipped: int = 0  # documents that could not be packed
-    bytes: float = 0  # of the text in the rows
-    kept: int = 0  # tokens of the stream in the rows
+    tokens: int = 0  # in the rows, to be scored
     dropped: int = 0  # tokens cut off
+    bytes: float = 0  # of the text in the rows
 
 
 Packing = Callable[[Iterable[Chunk], Tally], Iterator[Rows]]
@@ -65,22 +65,24 @@ def packing(name: str, length: int, eos_id: int | None, bos_id: int | None, targ
 
 def wrap(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int) -> Iterator[Rows]:
     """All documents as one stream, each ended by EOS, cut into rows; a last row that is not full is dropped."""
-    left = np.empty(0, np.int64)
+    left, kept, size = np.empty(0, np.int64), 0, 0
     for chunk in chunks:
         tally.documents += len(chunk.texts)
-        tally.bytes += int(chunk.sizes.sum())
+        size += int(chunk.sizes.sum())
         stream = np.concatenate([left, np.insert(chunk.ids, np.cumsum(chunk.texts), eos)])
         full = len(stream) // length * length
-        tally.kept += full
+        kept += full
         left = stream[full:]
+        tally.tokens += full
         yield Rows(stream[:full].reshape(-1, length))
     tally.dropped = len(left)
-    tally.bytes *= tally.kept / max(tally.kept + tally.dropped, 1)
+    tally.bytes = size * kept / max(kept + len(left), 1)
 
 
 def cls(chunks: Iterable[Chunk], tally: Tally, length: int, bos: int) -> Iterator[Rows]:
     """As `wrap` with [CLS] for EOS, and [CLS] again as the first and the last token of every row."""
     for rows in wrap(chunks, tally, length - 2, bos):
+        tally.tokens += 2 * len(rows.tokens)
         yield Rows(np.pad(rows.tokens, ((0, 0), (1, 1)), constant_values=bos))
 
 
@@ -93,7 +95,7 @@ def pad(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int) -> Iterato
             row[: len(ids)] = ids[:length]
         cut = (chunk.texts + 1 - counts).astype(np.int64)
         tally.documents += len(tokens)
-        tally.kept += int(counts.sum())
+        tally.tokens += int(counts.sum())
         tally.dropped += int(cut.sum())
         tally.bytes += float((chunk.sizes * (counts / (chunk.texts + 1))).sum())
         yield Rows(tokens, counts)
@@ -120,6 +122,6 @@ def conditional(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int, pr
             row[: kept + text] = chunk.ids[start - kept : end]
             rows.append(row)
             given.append(kept)
-            tally.kept += int(length - kept)
+            tally.tokens += int(length - kept)
             tally.bytes += int(size)
         yield Rows(np.array(rows, np.int64).reshape(-1, length), np.array(given, np.int64))

@@ -19,12 +19,12 @@ from typing import Any, Literal
 
 from . import corpora, detokenize, shards
 from . import packing as packings
-from . import tokenizer as tokenizers
 from .corpora import Corpus, Document, Reading
 from .manifest import FILE, FORMAT, Manifest, id_type
 from .packing import Chunk, Packing
 from .progress import progress
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, trained
+from .tokenizer import tokenizer as make_tokenizer
 
 _CHUNK = 1 << 20  # characters that are encoded at a time
 _BPE_TEXT = 1 << 30  # characters from the head of the train split that a BPE is trained on
@@ -83,7 +83,7 @@ def prepare(
     reading = Reading(field, prompt_field if conditional else None, target_field, lines)
     held = None if valid is None else corpora.corpus(valid, reading)
     train = _with_options(corpora.corpus(corpus, reading), packing, detokenizer, holdout)
-    ready = None if tokenizers.trained(tokenizer) else tokenizers.tokenizer(tokenizer)
+    ready = None if trained(tokenizer) else make_tokenizer(tokenizer)
     room = length // 4 if target_length is None else target_length
     request = {
         "format": FORMAT,
@@ -181,7 +181,7 @@ def _trained(work: Path, spec: str, stream: Stream, detokenizer: str | None, siz
             if read >= _BPE_TEXT:
                 return
 
-    made = tokenizers.tokenizer(spec, texts())
+    made = make_tokenizer(spec, texts())
     made.save(work)
     return made
 

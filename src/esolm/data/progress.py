@@ -28,4 +28,5 @@ def progress(items: Iterable[tuple[T, int]], what: str, total: int | None) -> It
                 bar.start()
                 shown = True
     finally:
-        bar.stop()
+        if shown:
+            bar.stop()

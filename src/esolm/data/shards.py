@@ -63,23 +63,14 @@ def write_split(folder: Path, name: str, chunks: Iterable[Chunk], packing: Packi
     """Pack the chunks of a split and write its shards."""
     tally = Tally()
     shards: list[Shard] = []
-    tokens = 0
-
-    def counted() -> Iterator[Rows]:
-        nonlocal tokens
-        for rows in packing(chunks, tally):
-            tokens += rows.tokens.size if rows.counts is None else 0
-            if len(rows.tokens):
-                yield rows
-
-    rows = counted()
+    rows = (rows for rows in packing(chunks, tally) if len(rows.tokens))
     for first in rows:
         shards.append(_write_shard(folder, f"{name}-{len(shards):05d}.bin", first, rows, dtype))
     return Split(
         documents=tally.documents,
         skipped=tally.skipped,
         sequences=sum(shard.sequences for shard in shards),
-        tokens=tokens or tally.kept,
+        tokens=tally.tokens,
         dropped=tally.dropped,
         bytes=round(tally.bytes),
         shards=tuple(shards),

@@ -1,0 +1,64 @@
+"""`esolm prepare`, as typed, and killed in the middle."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esolm import cli
+from esolm.data import Loader, Manifest
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from esolm.data import prepare, shards
+import esolm.data.prepare
+save, calls = shards.save_chunk, [0]
+def once_too_often(path, chunk):
+    if calls[0] == 4:
+        path.with_suffix(".part").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls[0] += 1
+    save(path, chunk)
+shards.save_chunk = once_too_often
+sys.modules["esolm.data.prepare"]._CHUNK = 20_000
+prepare(sys.argv[1], sys.argv[2], tokenizer="bpe:300", length=64, workers=2)
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "t.txt"
+    source.write_text("".join(f"Line {i} of {i * i % 97} lines, more or less.\n\n" for i in range(8000)))
+    out = subprocess.run([sys.executable, "-c", KILLED, f"text:{source}", str(tmp_path / "out")], check=False)
+    assert out.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    kept = {p.name: p.stat().st_mtime_ns for p in (tmp_path / ".out.partial").glob("*.npz")}
+    assert len(kept) == 4
+    monkeypatch.setattr(sys.modules["esolm.data.prepare"], "_CHUNK", 20_000)
+    arguments = ["--tokenizer", "bpe:300", "--length", "64"]
+    assert cli.main(["prepare", f"text:{source}", str(tmp_path / "out"), *arguments]) == 0
+    assert cli.main(["prepare", f"text:{source}", str(tmp_path / "whole"), *arguments]) == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert not (tmp_path / ".out.partial").exists()
+
+
+def test_pydocs_needs_nothing_but_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise AssertionError("went to the network")
+
+    monkeypatch.setattr("socket.socket", offline)
+    assert cli.main(["prepare", "pydocs", str(tmp_path / "out"), "--tokenizer", "bpe:1024", "--length", "128"]) == 0
+    manifest = Manifest.load(tmp_path / "out", verify=True)
+    assert manifest.corpus.startswith("pydocs-3.")
+    assert manifest.vocab_size == 1025
+    assert sum(split.bytes for split in manifest.splits.values()) > 1_000_000
+    assert manifest.splits["valid"].sequences > 20
+    assert Loader(tmp_path / "out", "valid", 4).batch(0).x.shape == (4, 128)

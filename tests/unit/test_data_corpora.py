@@ -1,0 +1,277 @@
+"""Corpora: what is read, how it is split, what is said when it cannot be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import tracemalloc
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esolm.data import Document, corpus, pydocs
+from esolm.data.corpora import Corpus, Reading, split
+from esolm.data.detokenize import detokenize
+
+
+def texts(found: Corpus) -> list[str]:
+    return [document.text for document in found.train()]
+
+
+def write_jsonl(path: Path, records: list[dict]) -> Path:
+    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    packed = {".gz": gzip.compress, ".zst": lambda d: zstandard.ZstdCompressor().compress(d)}
+    path.write_bytes(packed.get(path.suffix, bytes)(data))
+    return path
+
+
+def of(documents: list[str], name: str = "made") -> Corpus:
+    return Corpus(name, ((name, ""),), lambda: (Document(d) for d in documents))
+
+
+def test_pydocs_is_large_and_fixed_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise AssertionError("pydocs went to the network")
+
+    monkeypatch.setattr("socket.socket", offline)
+    before = set(sys.modules)
+    found = texts(corpus("pydocs"))
+    assert set(sys.modules) == before
+    assert sum(len(text.encode()) for text in found) > 1_000_000
+    assert corpus("pydocs").name == f"pydocs-{sys.version.split()[0].rstrip('+')}"
+    assert any("json.dumps(obj, " in text and "JSON formatted" in text for text in found)
+    assert any(text.startswith('The "assert" statement') for text in found)
+    assert len(found) > 100
+
+
+def test_pydocs_does_without_the_topics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "test").mkdir()
+    long = "A sentence that says what this is and why. " * 3
+    (tmp_path / "pack/__init__.py").write_text(f'"""{long}"""\nraise RuntimeError("imported")')
+    (tmp_path / "b.py").write_text(f'class C:\n    def f(self, x=1):\n        """{long}"""\n\ndef g(): "short"\n')
+    (tmp_path / "test/b.py").write_text(f'"""{long}"""')
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    for function in (pydocs.files, pydocs.documents, pydocs.sha256):
+        function.cache_clear()
+    try:
+        assert [d.splitlines()[0] for d in pydocs.documents()] == ["b.C.f(self, x=1)", "pack"]
+    finally:
+        for function in (pydocs.files, pydocs.documents, pydocs.sha256):
+            function.cache_clear()
+
+
+def test_folders_globs_and_files(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/x.md", "a/y.txt", "c/x.md", "skip.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"text of {name}\n")
+    assert texts(corpus(f"text:{tmp_path}")) == [f"text of {n}\n" for n in ("a/x.md", "a/y.txt", "b.txt", "c/x.md")]
+    assert texts(corpus(f"text:{tmp_path}/*/x.md")) == ["text of a/x.md\n", "text of c/x.md\n"]
+    both = corpus(f"text:{tmp_path}/b.txt,{tmp_path}/a")
+    assert texts(both) == [f"text of {n}\n" for n in ("b.txt", "a/x.md", "a/y.txt")]
+    assert [name for name, _ in both.sources] == ["b.txt", "x.md", "y.txt"]
+    assert both.name == "text:b.txt,a"
+
+
+def test_a_source_is_known_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("one")
+    before = corpus(f"text:{tmp_path}/one.txt").sources
+    (tmp_path / "one.txt").write_text("two")
+    assert corpus(f"text:{tmp_path}/one.txt").sources != before
+
+
+def test_a_long_file_is_cut_at_paragraphs_and_loses_nothing(tmp_path: Path) -> None:
+    paragraphs = [f"{i} " + "word " * 50 + "\n\n" for i in range(2000)]
+    (tmp_path / "long.txt").write_text("".join(paragraphs))
+    found = texts(corpus(f"text:{tmp_path}/long.txt"))
+    assert "".join(found) == "".join(paragraphs)
+    assert all(text.endswith("\n\n") for text in found)
+    assert all(16_384 <= len(text) < 17_000 for text in found[:-1])
+
+
+def test_one_endless_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    (tmp_path / "line.txt").write_text("x" * 4_000_000)
+    stream = corpus(f"text:{tmp_path}/line.txt").train()
+    tracemalloc.start()
+    first = list(islice(stream, 3))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert all(len(d.text) < 70_000 for d in first)
+    assert peak < 1_000_000
+    assert sum(len(d.text) for d in stream) + sum(len(d.text) for d in first) == 4_000_000
+
+
+def test_lines(tmp_path: Path) -> None:
+    (tmp_path / "m.smi").write_text("CCO\n\nc1ccccc1\n")
+    (tmp_path / "m.txt").write_text("CCO\n\nc1ccccc1\n")
+    assert texts(corpus(f"text:{tmp_path}/m.smi")) == ["CCO", "c1ccccc1"]
+    assert texts(corpus(f"text:{tmp_path}/m.txt", Reading(lines=True))) == ["CCO", "c1ccccc1"]
+    assert texts(corpus(f"text:{tmp_path}/m.txt")) == ["CCO\n\nc1ccccc1\n"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_jsonl(tmp_path: Path, suffix: str) -> None:
+    records = [{"text": "é one", "body": ["a b.", "c."]}, {"text": " ", "body": ["d"]}, {"text": "two", "body": "e"}]
+    path = write_jsonl(tmp_path / f"d.jsonl{suffix}", records)
+    assert texts(corpus(f"text:{path}")) == ["é one", "two"]
+    assert texts(corpus(f"text:{tmp_path}", Reading(field="body"))) == ["a b. c.", "d", "e"]
+
+
+def test_a_prompt_has_a_document_for_each_target(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [{"s": ["One.", "Two."], "t": ["x", "y"]}, {"s": "Three.", "t": "z"}])
+    found = corpus(f"text:{path}", Reading(prompt_field="s", target_field="t"))
+    assert list(found.train()) == [Document("x", "One. Two."), Document("y", "One. Two."), Document("z", "Three.")]
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"no corpus 'nope'.*pydocs"):
+        corpus("nope")
+    with pytest.raises(ValueError, match=r"no file .*missing"):
+        corpus(f"text:{tmp_path}/missing.txt")
+    with pytest.raises(ValueError, match=r"no file of \.txt"):
+        corpus(f"text:{tmp_path}")
+    path = write_jsonl(tmp_path / "d.jsonl", [{"text": "a"}, {"title": "b"}])
+    with pytest.raises(ValueError, match=r"d\.jsonl, line 2: no text in field 'text'; its fields are 'title'"):
+        texts(corpus(f"text:{path}"))
+    path.write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(ValueError, match="line 2 is not JSON"):
+        texts(corpus(f"text:{path}"))
+    path.write_text('{"text": "\\ud800"}\n')
+    with pytest.raises(ValueError, match=r"d\.jsonl is not UTF-8"):
+        texts(corpus(f"text:{path}"))
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8"):
+        texts(corpus(f"text:{tmp_path}/latin.txt"))
+    with pytest.raises(ValueError, match=r"\.jsonl files only"):
+        texts(corpus(f"text:{tmp_path}/latin.txt", Reading(prompt_field="p")))
+    packed = write_jsonl(tmp_path / "p.jsonl.zst", [{"text": "a"}])
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ValueError, match=r"pip install 'esolm\[zstd\]'"):
+        texts(corpus(f"text:{packed}"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"pip install 'esolm\[datasets\]'"):
+        corpus("hf:name")
+
+
+@given(documents=st.lists(st.text(min_size=1, max_size=3), max_size=60), seed=st.integers(-3, 3), order=st.randoms())
+def test_the_split_depends_on_content_alone(documents: list[str], seed: int, order) -> None:
+    sides = {d.text: name for name, d in split(of(documents), None, 0.3, seed)()}
+    both = list(split(of(documents), None, 0.3, seed)())
+    assert [d.text for _, d in both] == documents
+    assert all(sides[d.text] == name for name, d in both), "a document on both sides"
+    shuffled = documents * 2
+    order.shuffle(shuffled)
+    assert all(sides[d.text] == name for name, d in split(of(shuffled), None, 0.3, seed)())
+
+
+def test_the_split_has_the_asked_share_and_the_seed_chooses_another() -> None:
+    documents = [f"document {i}" for i in range(4000)]
+    held = [{d.text for name, d in split(of(documents), None, 0.1, s)() if name == "valid"} for s in (0, 1)]
+    assert all(400 - 95 < len(h) < 400 + 95 for h in held)  # 5 standard deviations
+    assert len(held[0] & held[1]) < 100
+    with pytest.raises(ValueError, match=r"valid_fraction is 1\.5"):
+        split(of(documents), None, 1.5)
+
+
+def test_targets_of_one_prompt_stay_together() -> None:
+    found = Corpus("c", (), lambda: (Document(f"t{i}", f"p{i // 5}") for i in range(500)))
+    sides: dict[str | None, set[str]] = {}
+    for name, d in split(found, None, 0.3)():
+        sides.setdefault(d.prompt, set()).add(name)
+    assert all(len(s) == 1 for s in sides.values())
+    assert {"train"} in sides.values()
+    assert {"valid"} in sides.values()
+
+
+def test_an_own_valid_corpus_is_taken_out_of_train() -> None:
+    found = list(split(of(["a", "b", "c", "b"]), of(["x", "b"]), 0.5)())
+    assert [(n, d.text) for n, d in found] == [("train", "a"), ("train", "c"), ("valid", "x"), ("valid", "b")]
+
+
+def test_openwebtext_holds_out_its_last_documents(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [{"text": t} for t in "abcdefd"])
+    found = corpus(f"openwebtext:{path}")
+    assert found.holdout == 100_000
+    with pytest.raises(ValueError, match="has 7 documents and holdout is 100000"):
+        split(found, None, 0.5)
+    three = Corpus(**{**vars(found), "holdout": 3})
+    assert ["".join((n, d.text)) for n, d in split(three, None, 0.5)()] == [
+        *("traina", "trainb", "trainc"),  # d is held out further on
+        *("valide", "validf", "validd"),
+    ]
+
+
+def test_lm1b_reads_its_own_folder(tmp_path: Path) -> None:
+    for folder, name in (
+        ("training-monolingual.x", "news.en-00001"),
+        ("heldout-monolingual.x", "news.en.heldout-00000"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(f"{folder} one .\n{folder} two .\n")
+    found = corpus(f"lm1b:{tmp_path}")
+    assert (found.packing, found.detokenizer, found.name) == ("cls", "lm1b", "lm1b")
+    assert texts(found) == ["training-monolingual.x one .", "training-monolingual.x two ."]
+    assert found.valid is not None
+    assert [d.text for d in found.valid()] == ["heldout-monolingual.x one .", "heldout-monolingual.x two ."]
+    lines = corpus(f"lm1b:{tmp_path}/training*/*")
+    assert (len(texts(lines)), lines.valid, lines.detokenizer) == (2, None, "lm1b")
+
+
+class Rows(list):
+    _fingerprint = "f00d"
+
+
+def test_hub_datasets_bring_their_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"train": Rows([{"text": "a"}, {"text": ""}]), "test": Rows([{"text": "b"}])}
+    asked: list = []
+    fake = ModuleType("datasets")
+    fake.load_dataset = lambda *args: asked.append(args) or parts  # type: ignore[attr-defined]
+    fake.load_from_disk = lambda path: asked.append(path) or parts["train"]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    found = corpus("hf:some/name,config")
+    assert texts(found) == ["a"]
+    assert found.valid is not None
+    assert [d.text for d in found.valid()] == ["b"]
+    assert found.sources == (("some/name,config/train", "f00d"), ("some/name,config/test", "f00d"))
+    assert corpus("lm1b").packing == "cls"
+    assert corpus("openwebtext").holdout == 100_000
+    (tmp_path / "state.json").touch()
+    assert corpus(f"hf:{tmp_path}").valid is None
+    assert asked == [("some/name", "config"), ("dvruette/lm1b", None), ("Skylion007/openwebtext", None), str(tmp_path)]
+    with pytest.raises(ValueError, match="row 0: no text in field 'body'"):
+        texts(corpus("hf:x", Reading(field="body")))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("lm1b", 'He said : " it \'s 5 / 6 ( or so ) " .', 'He said: "it\'s 5/6 (or so)" .'),
+        ("lm1b", "See http : / / a.b , now ! Why ? Because he left .", "See http://a.b, now! Why? Because he left."),
+        ("lm1b", "It cost $ 5 or £ 4 ; [ sic ] ' yes ' !", "It cost $5 or £4; [sic] 'yes'!"),
+        (
+            "wikitext",
+            " = = Title = = \n In 1 @,@ 000 years ( sic ) , well @-@ known .",
+            " == Title ==\nIn 1,000 years (sic), well-known .",
+        ),
+        ("wikitext", 'He said " yes " ; the dogs \' tails 5 @.@ 2 .', 'He said "yes"; the dogs\' tails 5.2 .'),
+        ("ptb", "the <unk> 's $ N N N billion did n't", "the ?'s $1 1 1 billion didn't"),
+        ("lambada", "  he said “ yes ”\n", '\nhe said " yes "'),
+        (None, " a , b ", " a , b "),
+    ],
+)
+def test_detokenizers(name: str | None, text: str, expected: str) -> None:
+    assert detokenize(text, name) == expected
+
+
+def test_reading_stops_where_the_reader_does(tmp_path: Path) -> None:
+    """A corpus is a stream: taking one document reads one document."""
+    path = write_jsonl(tmp_path / "d.jsonl", [{"text": "a"}, {"text": "b"}])
+    with path.open("a") as file:
+        file.write("not json\n")
+    assert [d.text for d in islice(corpus(f"text:{path}").train(), 2)] == ["a", "b"]

@@ -1,0 +1,148 @@
+"""The loader: a pure function of the step, every sequence once in every epoch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esolm.data import Batch, Loader, prepare, shards
+from esolm.data.permutation import permute
+
+LENGTH = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """103 + 7 molecules-like lines, `pad`, in several shards."""
+    path = tmp_path_factory.mktemp("loader")
+    for name, n in (("train", 103), ("valid", 7)):
+        (path / f"{name}.txt").write_text("".join(f"{i:03d}{'x' * (i % 7)}\n" for i in range(n)))
+    (path / "valid.txt").write_text("".join(f"v{i}\n" for i in range(7)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "_SHARD", 1)
+        patch.setattr(sys.modules["esolm.data.prepare"], "_CHUNK", 100)
+        prepare(
+            f"text:{path}/train.txt",
+            path / "out",
+            tokenizer="bytes",
+            length=LENGTH,
+            valid=f"text:{path}/valid.txt",
+            packing="pad",
+            lines=True,
+        )
+    return path / "out"
+
+
+def names(batch: Batch) -> list[int]:
+    return [int(bytes(row[:3].tolist())) for row in batch.x]
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return all((p is None and q is None) or torch.equal(p, q) for p, q in zip(a, b))
+
+
+def test_the_data_lie_in_several_shards(folder: Path) -> None:
+    assert len(Loader(folder).manifest.splits["train"].shards) > 2
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 103, 250])
+def test_every_sequence_comes_once_in_every_epoch(folder: Path, batch_size: int) -> None:
+    loader = Loader(folder, batch_size=batch_size, seed=3)
+    steps = -(-3 * 103 // batch_size)
+    seen = [name for step in range(steps) for name in names(loader.batch(step))]
+    epochs = [seen[103 * e : 103 * (e + 1)] for e in range(3)]
+    assert all(sorted(epoch) == list(range(103)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_a_batch_depends_on_seed_and_step_alone(folder: Path) -> None:
+    loader = Loader(folder, batch_size=16, seed=1)
+    later = loader.batch(40)
+    assert same(later, Loader(folder, batch_size=16, seed=1).batch(40))
+    assert same(later, loader.batch(40))
+    assert names(later) != names(Loader(folder, batch_size=16, seed=2).batch(40))
+    assert names(later) != names(loader.batch(41))
+
+
+@given(step=st.integers(0, 60), cuts=st.lists(st.integers(0, 20), max_size=4), shuffle=st.booleans())
+def test_micro_batches_tile_the_global_batch(folder: Path, step: int, cuts: list[int], shuffle: bool) -> None:
+    loader = Loader(folder, batch_size=20, seed=5, shuffle=shuffle)
+    step = step if shuffle else step % len(loader)
+    edges = sorted({0, 20, *cuts})
+    parts = [loader.batch(step, a, b - a) for a, b in pairwise(edges)]
+    whole = loader.batch(step)
+    assert torch.equal(torch.cat([p.x for p in parts]), whole.x)
+    assert whole.valid is not None
+    assert torch.equal(torch.cat([p.valid for p in parts if p.valid is not None]), whole.valid)
+
+
+def test_without_shuffling_the_order_is_kept_and_the_last_batch_is_short(folder: Path) -> None:
+    loader = Loader(folder, batch_size=20, shuffle=False)
+    assert len(loader) == 6
+    batches = [loader.batch(i) for i in range(len(loader))]
+    assert [n for b in batches for n in names(b)] == list(range(103))
+    assert [len(b.x) for b in batches] == [20] * 5 + [3]
+    assert loader.batch(5, first=10, count=5).x.shape == (0, LENGTH)
+    with pytest.raises(ValueError, match="no step 6"):
+        loader.batch(6)
+    assert len(Loader(folder, batch_size=20)) == 5
+    assert len(Loader(folder, "valid", batch_size=20)) == 1
+
+
+def test_padding_is_not_valid(folder: Path) -> None:
+    batch = Loader(folder, batch_size=103, shuffle=False).batch(0)
+    assert batch.x.dtype == torch.int64
+    assert batch.given is None
+    assert batch.valid is not None
+    assert batch.valid.dtype == torch.bool
+    assert batch.valid.sum(1).tolist() == [min(3 + i % 7 + 1, LENGTH) for i in range(103)]
+    assert (batch.valid.int().diff(dim=1) <= 0).all(), "a gap before the end"
+
+
+def test_bad_requests_are_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"no split 'test' in .*: choose one of train, valid"):
+        Loader(folder, "test")
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        Loader(folder, batch_size=0)
+    with pytest.raises(ValueError, match="no rows 4 to 33 of step 0"):
+        Loader(folder).batch(0, 4, 29)
+    with pytest.raises(ValueError, match="of step -1"):
+        Loader(folder).batch(-1)
+
+
+def test_rows_are_mapped_not_read(folder: Path) -> None:
+    loader = Loader(folder)
+    loader.batch(0)
+    assert all(isinstance(tokens, np.memmap) for tokens, _ in loader._maps)
+    assert json.loads((folder / "manifest.json").read_text())["fingerprint"] == loader.manifest.fingerprint
+
+
+@given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
+def test_permute_is_one_to_one(n: int, key: int) -> None:
+    assert np.array_equal(np.sort(permute(np.arange(n), n, key)), np.arange(n))
+
+
+def test_permute_of_a_large_range_needs_no_memory() -> None:
+    n = 10**12
+    image = permute(np.arange(1000) * 10**9, n, 7)
+    assert len(set(image.tolist())) == 1000
+    assert 0 <= image.min() < image.max() < n
+
+
+def test_permute_is_uniform_over_keys() -> None:
+    """Where 0 and 1 go, over 3,600 keys: each ordered pair within 5.5 standard deviations (false alarm < 2e-6)."""
+    n, keys = 6, 3600
+    pairs = np.array([permute(np.arange(2), n, key) for key in range(keys)])
+    counts = np.bincount(pairs[:, 0] * n + pairs[:, 1], minlength=n * n).reshape(n, n)
+    expected = keys / (n * (n - 1))
+    off = counts[~np.eye(n, dtype=bool)]
+    assert np.abs(off - expected).max() < 5.5 * np.sqrt(expected)
+    assert np.trace(counts) == 0

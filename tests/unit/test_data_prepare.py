@@ -1,0 +1,239 @@
+"""Prepared folders: the same bytes every time, nothing overwritten, damage found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esolm.data import Loader, Manifest, prepare, shards, tokenizer
+from esolm.data.manifest import id_type
+
+MODULE = sys.modules["esolm.data.prepare"]  # the package's own name for it is the function
+WORDS = ["red", "green", "blue", "cat", "dog", "naïve", "世界", "run", "walk", "and", "or", "the"]
+
+
+def sentence(i: int) -> str:
+    return " ".join(WORDS[(i * 7 + j * j) % len(WORDS)] for j in range(12)) + f" {i}."
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "_CHUNK", 2000)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    lines = [json.dumps({"text": sentence(i), "prompt": f"Question {i}?", "target": WORDS[i % 12]}) for i in range(400)]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines) + "\n")
+    return f"text:{tmp_path}/d.jsonl"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("options", [{"tokenizer": "bpe:300"}, {"tokenizer": "bytes", "packing": "conditional"}])
+def test_the_same_text_gives_the_same_bytes_whatever_the_workers(source: str, tmp_path: Path, options: dict) -> None:
+    for workers in (1, 2, 5):
+        prepare(source, tmp_path / f"out{workers}", length=32, workers=workers, **options)
+    first = contents(tmp_path / "out1")
+    assert "train-00000.bin" in first
+    assert contents(tmp_path / "out2") == first == contents(tmp_path / "out5")
+
+
+def test_no_path_of_this_machine_is_written(source: str, tmp_path: Path) -> None:
+    tokenizer("bytes").save(tmp_path)
+    prepare(source, tmp_path / "out", tokenizer=str(tmp_path), length=32)
+    for name, data in contents(tmp_path / "out").items():
+        assert str(tmp_path).encode() not in data, name
+
+
+def test_the_shards_are_the_split_documents_in_order(source: str, tmp_path: Path) -> None:
+    manifest = prepare(source, tmp_path / "out", tokenizer="bytes", length=32, valid_fraction=0.2)
+    found = {}
+    for name, split in manifest.splits.items():
+        rows = np.fromfile(tmp_path / "out" / split.shards[0].file, "<u2")
+        texts = bytes(256 - 1 if i == 256 else i for i in rows.tolist()).split(b"\xff")[:-1]
+        found[name] = [text.decode() for text in texts]
+        assert split.sequences * 32 == len(rows) == split.tokens
+        assert split.bytes == pytest.approx(len(rows) - split.documents, abs=1)
+    assert not set(found["train"]) & set(found["valid"])
+    order = {sentence(i): i for i in range(400)}
+    numbers = {name: [order[text] for text in texts] for name, texts in found.items()}
+    assert numbers["train"] == sorted(numbers["train"])
+    assert len(numbers["train"]) + len(numbers["valid"]) >= 398
+    assert 40 < len(numbers["valid"]) < 120
+
+
+def test_bpe_never_sees_the_valid_split(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("".join(sentence(i) + "\n" for i in range(200)))
+    (tmp_path / "v.txt").write_text("zqzqzq " * 500)
+    specs = [f"text:{tmp_path}/{name}.txt" for name in "tv"]
+    prepare(specs[0], tmp_path / "out", tokenizer="bpe:280", length=16, valid=specs[1])
+    assert not any("zq" in token for token in Manifest.load(tmp_path / "out").load_tokenizer().core.get_vocab())
+
+
+def test_conditional_rows(source: str, tmp_path: Path) -> None:
+    prepare(source, tmp_path / "out", tokenizer="bytes", length=24, packing="conditional", target_length=12)
+    batch = Loader(tmp_path / "out", batch_size=5, shuffle=False).batch(0)
+    assert batch.valid is None
+    assert batch.given is not None
+    text = tokenizer("bytes")
+    for row, given in zip(batch.x, batch.given):
+        prompt, target = row[given].tolist(), row[~given].tolist()
+        assert text.decode(prompt).endswith("?\n")
+        assert len(prompt) <= 12
+        end = target.index(text.eos_id)
+        assert text.decode(target[:end]) in WORDS
+        assert set(target[end:]) == {text.eos_id}
+
+
+def test_a_finished_folder_is_reused_and_never_overwritten(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = prepare(source, tmp_path / "out", tokenizer="bytes", length=32)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
+    assert prepare(source, tmp_path / "out", tokenizer="bytes", length=32, workers=2) == first
+    assert "reused" in capsys.readouterr().err
+    for changed in ({"length": 16}, {"seed": 1}, {"tokenizer": "bpe:300"}, {"valid_fraction": 0.5}):
+        with pytest.raises(ValueError, match=f"prepared with another {next(iter(changed))}: choose another folder"):
+            prepare(source, tmp_path / "out", **{"tokenizer": "bytes", "length": 32, **changed})
+    with (tmp_path / "d.jsonl").open("a") as file:
+        file.write('{"text": "more"}\n')
+    with pytest.raises(ValueError, match="another corpus"):
+        prepare(source, tmp_path / "out", tokenizer="bytes", length=32)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()} == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes").touch()
+    with pytest.raises(ValueError, match="not prepared data"):
+        prepare(source, tmp_path / "mine", tokenizer="bytes", length=32)
+
+
+def test_an_interrupted_preparation_goes_on(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"tokenizer": "bpe:300", "length": 32, "workers": 1}
+    save, encode = shards.save_chunk, shards.encode
+    saved: list[Path] = []
+    encoded: list[int] = []
+    monkeypatch.setattr(shards, "encode", lambda *a: encoded.append(1) or encode(*a))
+    prepare(source, tmp_path / "whole", **options)
+    total = len(encoded)
+    assert total > 5
+
+    def failing(path: Path, chunk: shards.Chunk) -> None:
+        if len(saved) == 3:
+            raise KeyboardInterrupt
+        save(path, chunk)
+        saved.append(path)
+
+    monkeypatch.setattr(shards, "save_chunk", failing)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(source, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(shards, "save_chunk", save)
+    monkeypatch.setattr(sys.modules["esolm.data.tokenizer"], "_train_bpe", lambda *_: pytest.fail("trained again"))
+    encoded.clear()
+    prepare(source, tmp_path / "out", **options)
+    assert len(encoded) == total - 3
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert not (tmp_path / ".out.partial").exists()
+
+
+def test_what_another_request_left_is_not_used(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rename", lambda *_: pytest.fail("stop"))
+        with pytest.raises(pytest.fail.Exception):
+            prepare(source, tmp_path / "out", tokenizer="bytes", length=32)
+    assert list((tmp_path / ".out.partial").glob("*.npz"))
+    prepare(source, tmp_path / "out", tokenizer="bpe:300", length=32)
+    prepare(source, tmp_path / "again", tokenizer="bpe:300", length=32)
+    assert contents(tmp_path / "out") == contents(tmp_path / "again")
+
+
+def test_two_at_a_time_are_refused(source: str, tmp_path: Path) -> None:
+    with (
+        MODULE._working(tmp_path / "out", {}),
+        pytest.raises(ValueError, match="another process is preparing"),
+    ):
+        prepare(source, tmp_path / "out", tokenizer="bytes", length=32)
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "_CHUNK", 50_000)
+    peaks = []
+    for n in (4, 16):
+        (tmp_path / f"{n}.txt").write_text("".join(f"{i} {sentence(i)}\n\n" for i in range(n * 1500)))
+        tracemalloc.start()
+        prepare(f"text:{tmp_path}/{n}.txt", tmp_path / f"out{n}", tokenizer="bytes", length=64, workers=1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0] + 200_000
+
+
+def test_too_little_text_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("short")
+    with pytest.raises(ValueError, match="no full sequence of 64 tokens: give more text, a shorter length"):
+        prepare(f"text:{tmp_path}/a.txt", tmp_path / "out", tokenizer="bytes", length=64)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_large_vocabulary_takes_wider_ids() -> None:
+    assert [id_type(size).itemsize for size in (258, 65536, 65537)] == [2, 2, 4]
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "verify", "message"),
+    [
+        ("train-00000.bin", Path.unlink, False, "train-00000.bin is missing"),
+        ("train-00000.bin", _cut, False, "train-00000.bin has .* bytes instead of .*: prepare"),
+        ("valid-00000.bin", _flip, True, "valid-00000.bin is damaged"),
+        ("train-00000.count", _cut, False, "train-00000.count has"),
+        ("train-00000.count", _flip, True, "train-00000.count is damaged"),
+        ("manifest.json", Path.unlink, False, "manifest.json is missing"),
+        ("manifest.json", _cut, False, "manifest.json is damaged or foreign"),
+        ("manifest.json", lambda p: p.write_text('{"a": 1}'), False, "damaged or foreign"),
+        ("manifest.json", lambda p: p.write_text("[]"), False, "damaged or foreign"),
+        (
+            "manifest.json",
+            lambda p: p.write_text(p.read_text().replace('"format": 1', '"format": 9')),
+            False,
+            "format 9",
+        ),
+        (
+            "manifest.json",
+            lambda p: p.write_text(p.read_text().replace('"seed": 0', '"seed": 1')),
+            False,
+            "was changed",
+        ),
+        ("tokenizer.json", Path.unlink, False, "no.* tokenizer"),
+        ("tokenizer.json", lambda p: tokenizer("bytes").core.save(str(p)), False, "is not the tokenizer of this data"),
+    ],
+)
+def test_damage_is_found(source: str, tmp_path: Path, file: str, damage, verify: bool, message: str) -> None:
+    prepare(source, tmp_path / "out", tokenizer="bpe:270", length=32, packing="pad")
+    Manifest.load(tmp_path / "out", verify=True)
+    damage(tmp_path / "out" / file)
+    with pytest.raises(ValueError, match=message):
+        Manifest.load(tmp_path / "out", verify)
+
+
+def test_a_folder_may_be_moved(source: str, tmp_path: Path) -> None:
+    manifest = prepare(source, tmp_path / "out", tokenizer="bytes", length=32)
+    shutil.move(tmp_path / "out", tmp_path / "moved")
+    assert Manifest.load(tmp_path / "moved", verify=True).fingerprint == manifest.fingerprint
+    assert Loader(tmp_path / "moved").batch(0).x.shape == (32, 32)
