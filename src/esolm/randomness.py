@@ -48,8 +48,11 @@ def fold(key: int, data: int | str) -> int:
 
 
 def uniform(key: int, row: Tensor, column: Tensor) -> Tensor:
-    """Uniform numbers in (0, 1), float64, one for each pair of the broadcast int64 tensors row and column."""
-    word = _mix(_mix(row + _signed(key)) ^ _mix(column))
+    """Uniform numbers in (0, 1), float64, one for each pair of the broadcast int64 tensors row and column.
+
+    Every row is a SplitMix64 stream of its own, seeded by the key and the row.
+    """
+    word = _mix(_mix(row + _signed(_mix_int(key))) + column * _signed(_GOLDEN))
     return (((word >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
 
 
