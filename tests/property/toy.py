@@ -46,15 +46,20 @@ def make(name: str, mask_id: int, **options: Any) -> Any:
     return system.find(name)(mask_id=mask_id, **options)
 
 
-def randomised(net: Denoiser, seed: int = 0, scale: float = 0.5) -> Denoiser:
-    """Every parameter random and of visible size: nothing holds because something is zero."""
+def randomised(net: Denoiser, seed: int = 0) -> Denoiser:
+    """Every parameter random and of visible size: nothing holds because something is zero, and context matters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in net.named_parameters():
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
             fan_in = p.shape[-1] if p.dim() > 1 and name != "embed.weight" else 1
-            p.copy_(1 + 0.3 * noise if "norm" in name else 2 * scale * noise / fan_in**0.5)
+            scale = next((scale for part, scale in SCALES.items() if part in name), 1.0)
+            p.copy_(1 + 0.3 * noise if "norm" in name else scale * noise / fan_in**0.5)
     return net.eval()
+
+
+SCALES = {"attn_qkv": 1.5, "attn_out": 3.0, "modulation": 0.7, "bias": 0.3}
+"""Strong attention and weak biases."""
 
 
 def network(
