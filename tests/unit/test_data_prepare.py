@@ -79,6 +79,14 @@ def test_bpe_never_sees_the_valid_split(tmp_path: Path) -> None:
     assert not any("zq" in token for token in Manifest.load(tmp_path / "out").load_tokenizer().core.get_vocab())
 
 
+def test_bpe_sees_prompts_too(tmp_path: Path) -> None:
+    records = [{"prompt": f"zqzqzq {i} zqzqzq", "target": f"yes yes {i}"} for i in range(200)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    prepare(f"text:{tmp_path}/d.jsonl", tmp_path / "out", tokenizer="bpe:270", length=32, packing="conditional")
+    vocabulary = Manifest.load(tmp_path / "out").load_tokenizer().core.get_vocab()
+    assert {"zqzqzq", "yes"} <= set(vocabulary)
+
+
 def test_conditional_rows(source: str, tmp_path: Path) -> None:
     prepare(source, tmp_path / "out", tokenizer="bytes", length=24, packing="conditional", target_length=12)
     batch = Loader(tmp_path / "out", batch_size=5, shuffle=False).batch(0)

@@ -140,14 +140,19 @@ def _finished(out: Path, request: dict[str, Any]) -> Manifest | None:
         asked = json.loads(json.dumps(request))
         other = [key for key in request if manifest.request.get(key) != asked[key]]
         raise ValueError(f"{out} was prepared with another {', '.join(other)}: choose another folder, or remove it")
+    shutil.rmtree(_partial(out), ignore_errors=True)  # killed after the last rename, a run leaves it behind
     print(f"{out} is already prepared: reused", file=sys.stderr)
     return manifest
+
+
+def _partial(out: Path) -> Path:
+    return out.absolute().parent / f".{out.name}.partial"
 
 
 @contextmanager
 def _working(out: Path, request: dict[str, Any]) -> Iterator[Path]:
     """The hidden folder beside `out`, with what an interrupted run of the same request has left in it."""
-    work = out.absolute().parent / f".{out.name}.partial"
+    work = _partial(out)
     work.mkdir(parents=True, exist_ok=True)
     lock = os.open(work, os.O_RDONLY)
     try:
@@ -175,9 +180,9 @@ def _trained(work: Path, spec: str, stream: Stream, detokenizer: str | None, siz
         read = 0
         sized = ((item, len(item[1].text)) for item in stream())
         for name, document in progress(sized, "training the tokenizer", size):
-            if name == "train":
-                yield detokenize.detokenize(document.text, detokenizer)
-                read += len(document.text)
+            for text in filter(None, reversed(document)) if name == "train" else ():
+                yield detokenize.detokenize(text, detokenizer)
+                read += len(text)
             if read >= _BPE_TEXT:
                 return
 
