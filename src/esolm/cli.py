@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,13 +14,19 @@ def prepare(argv: Sequence[str]) -> int:
     """Turn a corpus into token shards: esolm prepare CORPUS FOLDER --tokenizer bpe:4096 --length 256."""
     from jsonargparse import ArgumentParser
 
-    from .data import prepare
+    from . import data
 
-    summary = "Turn a corpus into memory-mapped token shards with a manifest."
-    parser = ArgumentParser(prog="esolm prepare", description=summary, exit_on_error=False)
-    parser.add_function_arguments(prepare, as_positional=True)
-    manifest = prepare(**_parse(parser, argv))
-    print(f"{manifest.length} tokens an example, {manifest.vocab_size} ids; fingerprint {manifest.fingerprint}")
+    parser = ArgumentParser(
+        prog="esolm prepare",
+        usage="esolm prepare CORPUS FOLDER [--option VALUE ...]",
+        description="Turn a corpus into memory-mapped token shards with a manifest; the same command again resumes.",
+        exit_on_error=False,
+    )
+    parser.add_function_arguments(data.prepare, as_positional=True)
+    manifest = data.prepare(**_parse(parser, argv))
+    for name, split in manifest.splits.items():
+        print(f"{name}: {split.sequences:,} sequences of {manifest.length}, {split.tokens:,} tokens")
+    print(f"{manifest.folder}: {manifest.vocab_size:,} ids, fingerprint {manifest.fingerprint[:12]}")
     return 0
 
 
@@ -104,6 +111,8 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; what the user can mend is one line and exit code 2, a traceback is a bug of ours."""
+    # Threads that wait by spinning are ten times slower beside another busy process; read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(usage())

@@ -33,6 +33,8 @@ def launch(config: dict[str, Any]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     run, data = Path(config["run"]), Path(config["data"])
     manifest = open_data(data, Corpus(**config["corpus"]))
+    if runs.is_run(run) and config["compute"]["precision"] == "auto":
+        config["compute"]["precision"] = runs.read_config(run)["compute"]["precision"]
     compute = resolve(Compute(**config["compute"]))
     config["compute"] = dataclasses.asdict(compute)
     config["net"]["length"] = net_length(config["net"]["length"], manifest.length)
@@ -123,7 +125,7 @@ def enter(run: Path, config: dict[str, Any], data: Path, manifest: Manifest) -> 
         runs.create(run, config, [data / name for name in DESCRIPTION if (data / name).is_file()])
         return []
     notes = runs.check_config(run, config)
-    if (old := Manifest.load(run).fingerprint) != manifest.fingerprint:
+    if (old := json.loads((run / "manifest.json").read_text())["fingerprint"]) != manifest.fingerprint:
         raise ValueError(
             f"the corpus in {data} has changed since {run} was started: its fingerprint was {old} and is now "
             f"{manifest.fingerprint}. Nothing was changed. Prepare the old corpus again, or give another --run"

@@ -104,14 +104,15 @@ def accumulate(
 def validate(net: Callable, system: System, source: Source, batches: int | None, compute: Compute) -> dict[str, float]:
     """Each term of the bound in nats per token on the first batches of a split, with the same noise each time."""
     device = torch.device(compute.device)
-    key, size = fold(0, "valid"), 0
     steps = len(source) if batches is None else min(batches, len(source))
+    if steps == 0:
+        raise ValueError("the validation split has no sequence: prepare the corpus with a larger one")
+    size, last = (len(source.batch(step).x) for step in (0, steps - 1))  # the last may be smaller
     nats: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for step in range(steps):
         batch = fetch(source, device, step)
-        size = size or len(batch.x)
-        rng = Randomness(key, step * size, steps * size)
+        rng = Randomness(fold(0, "valid"), step * size, (steps - 1) * size + last)
         with machine.autocast(device, compute.precision):
             terms = system.terms(net, *batch, rng=rng, train=False)
         for term in terms:

@@ -1,0 +1,259 @@
+"""Killed, interrupted, damaged or out of disk: a run goes on as if nothing had been, or says why it cannot."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from esolm import checkpoint, cli, train
+
+SCRIPT = Path(tiny.__file__)
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return tiny.make_data(tmp_path_factory.mktemp("tiny") / "data")
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory) -> Path:
+    """A run that nothing interrupted."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    assert cli.main(tiny.command(data, run)) == 0
+    return run
+
+
+def spawn(argv: list[str], function: str = "-", call: int = 0) -> subprocess.Popen:
+    words = [sys.executable, str(SCRIPT), function, str(call), *argv]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def interrupt_after(monkeypatch, step: int, number: int = signal.SIGINT) -> None:
+    """The signal arrives in the middle of a step."""
+    original = train.accumulate
+
+    def interrupted(net, system, source, index, *rest):
+        if index == step - 1:
+            signal.raise_signal(number)
+        return original(net, system, source, index, *rest)
+
+    monkeypatch.setattr(train, "accumulate", interrupted)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_same_command_goes_on(data, whole, tmp_path, monkeypatch, capsys, number, code):
+    command = tiny.command(data, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 6, number)
+        assert cli.main(command) == code
+    assert "after step 6 of 12" in (said := capsys.readouterr().out)
+    assert "Run the same command again" in said
+    assert checkpoint.list_steps(tmp_path / "run" / "checkpoints")[-1] == 6
+    assert cli.main(command) == 0
+    assert "going on from" in capsys.readouterr().out
+    tiny.assert_same(tmp_path / "run", whole)
+
+
+def test_two_resumes_agree(data, whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 5)
+        assert cli.main(tiny.command(data, tmp_path / "a")) == 130
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for name in "ab":
+        assert cli.main(tiny.command(data, tmp_path / name)) == 0
+    tiny.assert_same(tmp_path / "a", tmp_path / "b")
+    tiny.assert_same(tmp_path / "a", whole)
+
+
+@pytest.mark.parametrize("precision", ["float32", "auto"])
+def test_exact_with_two_threads(tmp_path, monkeypatch, precision):
+    """Large enough that PyTorch splits the work; scattered additions then need a fixed order."""
+    data = tiny.make_data(tmp_path / "data", length=64)
+    more = ("--compute.threads=2", "--net.width=64", "--net.layers=1", "--steps=4", "--validation.batches=1",
+            "--batch.size=32", "--batch.micro=32", f"--compute.precision={precision}")  # fmt: skip
+    assert cli.main(tiny.command(data, tmp_path / "whole", *more)) == 0
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)
+        assert cli.main(tiny.command(data, tmp_path / "run", *more)) == 130
+    assert cli.main(tiny.command(data, tmp_path / "run", *more)) == 0
+    tiny.assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("function", "call"), [("_write", 5), ("_write_text", 2), ("_prune", 1)])
+def test_killed_inside_the_writing_of_a_checkpoint(data, whole, tmp_path, function, call):
+    command = tiny.command(data, tmp_path / "run", "--saving.keep=1")
+    process = spawn(command, function, call)
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    for step in checkpoint.list_steps(root := tmp_path / "run" / "checkpoints"):
+        checkpoint.read(root / checkpoint.name_of(step))
+    assert cli.main(command) == 0
+    assert not list(root.glob(".*"))
+    tiny.assert_same(tmp_path / "run", whole)
+
+
+def test_killed_at_a_random_moment(data, whole, tmp_path):
+    command = tiny.command(data, tmp_path / "run")
+    process = spawn(command)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not metrics.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, 0.3))
+    process.kill()
+    process.wait(timeout=60)
+    assert cli.main(command) == 0
+    tiny.assert_same(tmp_path / "run", whole)
+
+
+def test_sigint_to_the_process(data, whole, tmp_path):
+    command = tiny.command(data, tmp_path / "run", "--steps=100000", "--validation.every=0", "--saving.every=0")
+    process = spawn(command)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 3/"):
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.stdout.read()
+    assert process.wait(timeout=60) == 130
+    assert "stopped by SIGINT after step" in rest
+    assert "Traceback" not in rest
+    assert len(checkpoint.list_steps(tmp_path / "run" / "checkpoints")) == 1
+
+
+def test_a_finished_run_says_so_and_steps_may_be_raised(data, whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    before = tiny.contents(tmp_path / "run")
+    assert cli.main(tiny.command(data, tmp_path / "run")) == 0
+    assert "is finished: 12 of 12 steps" in capsys.readouterr().out
+    assert tiny.contents(tmp_path / "run") == before
+    assert cli.main(tiny.command(data, tmp_path / "run", "--steps=16")) == 0
+    assert "steps raised from 12 to 16" in capsys.readouterr().out
+    assert cli.main(tiny.command(data, tmp_path / "straight", "--steps=16")) == 0
+    tiny.assert_same(tmp_path / "run", tmp_path / "straight")
+
+
+def refused(run: Path, capsys, command: list[str], *words: str) -> None:
+    """The command fails with one line that has these words, and changes nothing."""
+    before = tiny.contents(run)
+    capsys.readouterr()
+    assert cli.main(command) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+    for word in words:
+        assert word in said
+    assert tiny.contents(run) == before
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def another_format(path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "word"),
+    [
+        ("model.safetensors", half, "model.safetensors has"),
+        ("optimizer.safetensors", flip, "SHA-256"),
+        ("ema.safetensors", Path.unlink, "ema.safetensors is missing"),
+        ("state.json", half, "state.json cannot be read"),
+        ("state.json", Path.unlink, "no state.json"),
+        ("state.json", another_format, "format 99"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(data, whole, tmp_path, capsys, file, damage, word):
+    shutil.copytree(whole, tmp_path / "run")
+    damage(tmp_path / "run" / "checkpoints" / "step-00000012" / file)
+    refused(tmp_path / "run", capsys, tiny.command(data, tmp_path / "run", "--steps=16"), "step-00000012", word)
+
+
+def test_a_checkpoint_of_another_network_is_refused(data, whole, tmp_path, capsys):
+    assert cli.main(tiny.command(data, tmp_path / "run", "--net.width=32", "--steps=2")) == 0
+    root = tmp_path / "run" / "checkpoints"
+    shutil.copytree(whole / "checkpoints" / "step-00000012", root / "step-00000012")
+    command = tiny.command(data, tmp_path / "run", "--net.width=32", "--steps=20")
+    refused(tmp_path / "run", capsys, command, "net.width is 16 there and 32 here")
+
+
+def test_another_configuration_or_corpus_is_refused(data, whole, tmp_path, capsys):
+    shutil.copytree(whole, run := tmp_path / "run")
+    command = tiny.command(data, run, "--net.width=32", "--optim.lr=0.1")
+    refused(run, capsys, command, "net.width was 16 and is now 32", "optim.lr was 0.01 and is now 0.1")
+    refused(run, capsys, tiny.command(data, run, "--system.name=mdlm"), "system.name was 'esolm'")
+    refused(run, capsys, tiny.command(data, run, "--steps=8"), "steps was 12 and is now 8")
+    other = tiny.make_data(tmp_path / "other", seed=1)
+    refused(run, capsys, tiny.command(other, run, "--steps=16"), "corpus", "has changed")
+
+
+def test_metrics_cut_short_or_a_foreign_folder_are_refused(data, whole, tmp_path, capsys):
+    shutil.copytree(whole, run := tmp_path / "run")
+    half(run / "metrics.jsonl")
+    refused(run, capsys, tiny.command(data, run, "--steps=16"), "metrics.jsonl has")
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "thesis.tex").write_text("words")
+    refused(mine, capsys, tiny.command(data, mine), "is not a run of esolm")
+
+
+def test_a_full_disk_overwrites_nothing_and_the_run_goes_on_later(data, whole, tmp_path, monkeypatch, capsys):
+    original = checkpoint._write
+
+    def full(path, tensors):
+        if "step-00000008" in str(path) and path.stem == "optimizer":
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(path, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write", full)
+        assert cli.main(tiny.command(data, tmp_path / "run")) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert "step-00000004" in said
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
+    assert cli.main(tiny.command(data, tmp_path / "run")) == 0
+    tiny.assert_same(tmp_path / "run", whole)
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_term_and_checkpoint(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tiny.Exploding, "calls", [0])
+    command = tiny.command(data, tmp_path / "run", "--system.name=tiny.Exploding", "--system.at=11")
+    assert cli.main(command) == 2
+    said = capsys.readouterr().err
+    assert "stopped at step 6: wild is nan" in said
+    assert str(tmp_path / "run" / "checkpoints" / "step-00000004") in said
+    assert checkpoint.list_steps(tmp_path / "run" / "checkpoints") == [4]
+
+
+def test_a_run_in_use_is_refused(data, whole, tmp_path, capsys):
+    from esolm.runs import Metrics
+
+    shutil.copytree(whole, run := tmp_path / "run")
+    with Metrics(run / "metrics.jsonl"):
+        refused(run, capsys, tiny.command(data, run, "--steps=16"), "another process is training")

@@ -1,0 +1,96 @@
+"""The command line: presets, overrides, and errors of one line that name what is near."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from esolm import cli, config
+
+SMALL = ["--steps=7", "--optim.lr=1e-3"]
+
+
+def failing(capsys, *argv: str) -> str:
+    assert cli.main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    return said
+
+
+def test_help_needs_neither_torch_nor_extras():
+    code = (
+        "import sys; import esolm.cli; esolm.cli.main(['--help']);"
+        "heavy = {'torch', 'numpy', 'datasets', 'transformers', 'matplotlib', 'wandb', 'tensorboard', 'jsonargparse'};"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for word in cli.COMMANDS:
+        assert word in done.stdout
+
+
+def test_print_config_is_complete_and_can_be_read_again(capsys, tmp_path):
+    assert cli.main(["train", "demo", "--print_config", *SMALL, "--system.alpha_0", "0.5"]) == 0
+    tree = yaml.safe_load(printed := capsys.readouterr().out)
+    assert tree["optim"]["lr"] == 1e-3
+    assert tree["system"] == {**tree["system"], "name": "esolm", "alpha_0": 0.5}
+    assert tree["run"] == "runs/demo"
+    (file := tmp_path / "again.yaml").write_text(printed)
+    assert cli.main(["train", str(file), "--print_config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("name", config.preset_names())
+def test_every_preset_is_a_configuration(name):
+    tree, printing = config.read_config([name])
+    assert not printing
+    assert tree["run"] == f"runs/{name}"
+    for key, group in config.GROUPS.items():
+        group(**tree[key])
+    if name.startswith(("lm1b", "owt")):
+        assert (tree["batch"]["size"], tree["optim"]["lr"], tree["optim"]["warmup"]) == (512, 3e-4, 2500)
+        assert (tree["net"]["layers"], tree["net"]["width"], tree["net"]["dropout"]) == (12, 768, 0.1)
+        assert tree["steps"] == (1_000_000 if name.startswith("lm1b") else 250_000)
+
+
+def test_a_system_by_name_takes_its_own_options(capsys):
+    tree, _ = config.read_config(["demo", "--system.name=bd3lm", "--system.block_size", "8"])
+    assert tree["system"]["block_size"] == 8
+    assert "alpha_0" not in tree["system"]
+    assert "--system.block_size" in failing(capsys, "train", "demo", "--system.name=bd3lm", "--system.blocksize=8")
+    assert "no system 'gpt'" in failing(capsys, "train", "demo", "--system.name=gpt")
+
+
+def test_unknown_words_name_the_nearest(capsys, tmp_path):
+    assert "--optim.lr" in failing(capsys, "train", "demo", "--optim.learning_rate=1", "--lr=3")
+    assert "--optim.warmup" in failing(capsys, "train", "demo", "--warmup=3")
+    (file := tmp_path / "mine.yaml").write_text("base: demo\noptim: {warm_up: 3}\n")
+    assert "unknown key 'optim.warm_up'" in (said := failing(capsys, "train", str(file)))
+    assert "optim.warmup" in said
+    assert "demo" in failing(capsys, "train", "dmo")
+    assert "choose prepare, train" in failing(capsys, "trian")
+
+
+def test_bad_values_and_missing_things_are_one_line(capsys, tmp_path):
+    assert "optim.lr" in failing(capsys, "train", "demo", "--optim.lr=fast")
+    assert "give a preset" in failing(capsys, "train", "--steps=3")
+    assert "no file" in failing(capsys, "train", str(tmp_path / "none.yaml"))
+    (file := tmp_path / "list.yaml").write_text("- 1\n")
+    assert "keys and values" in failing(capsys, "train", str(file))
+    data = str(tmp_path / "none")
+    said = failing(capsys, "train", "demo", "--data", data)
+    assert f"esolm prepare pydocs {data} --tokenizer bpe:" in said
+    assert "does not exist" in failing(capsys, "info", data)
+    assert "no run" in failing(capsys, "info", str(tmp_path))
+
+
+def test_a_base_is_below_and_a_file_beside_it(tmp_path):
+    (tmp_path / "below.yaml").write_text("base: laptop-esolm\nsteps: 5\noptim: {lr: 0.5}\n")
+    (tmp_path / "above.yaml").write_text("base: below.yaml\nsystem: {name: mdlm}\noptim: {warmup: 1}\n")
+    tree, _ = config.read_config([str(tmp_path / "above.yaml")])
+    assert (tree["steps"], tree["optim"]["lr"], tree["optim"]["warmup"]) == (5, 0.5, 1)
+    assert tree["system"]["name"] == "mdlm"

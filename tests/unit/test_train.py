@@ -1,0 +1,112 @@
+"""Micro-batches give the gradient of the whole batch; schedules and divisions are as stated."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from esolm.data import Batch
+from esolm.learner import Learner, learning_rate
+from esolm.net.denoiser import Denoiser, DenoiserConfig
+from esolm.options import Batching, Compute, Optim, Saving
+from esolm.system import find
+from esolm.train import accumulate, validate
+
+V, L = 11, 8
+CPU = Compute(device="cpu", precision="float32")
+
+
+class Tokens:
+    """Random tokens, some of them padding and some given; the last batch of three is smaller."""
+
+    def batch(self, step, first=0, count=None):
+        x = torch.randint(0, V - 1, (8, L), generator=torch.Generator().manual_seed(step))
+        size = torch.arange(8)[:, None]
+        valid, given = torch.arange(L) < L - size % 3, torch.arange(L) < size % 2
+        stop = None if count is None else first + count
+        return Batch(*(t[first:stop][: 8 if step < 2 else 5] for t in (x, valid, given)))
+
+    def __len__(self):
+        return 3
+
+
+def tiny(seed: int = 0) -> Denoiser:
+    torch.manual_seed(seed)
+    net = Denoiser(DenoiserConfig(V, L, layers=2, width=16, heads=2, cond_width=8, dropout=0.0))
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return net
+
+
+def system(name: str):
+    more = {"block_size": 4} if name == "bd3lm" else {}
+    return find(name)(mask_id=V - 1, **more)
+
+
+@pytest.mark.parametrize("name", ["ar", "mdlm", "bd3lm", "esolm"])
+def test_four_micro_batches_give_the_gradient_of_one_batch(name):
+    results = []
+    for micro in (8, 2):
+        net = tiny()
+        nats, tokens = accumulate(net, system(name), Tokens(), 1, 5, Batching(8, micro), CPU)
+        results.append((nats, tokens, {k: p.grad for k, p in net.named_parameters()}))
+    (nats, tokens, grads), (split_nats, split_tokens, split_grads) = results
+    assert tokens == split_tokens
+    assert nats == pytest.approx(split_nats, rel=1e-6)
+    assert any(grad.abs().max() > 1e-3 for grad in grads.values() if grad is not None)
+    for key, grad in grads.items():
+        torch.testing.assert_close(split_grads[key], grad, rtol=1e-4, atol=1e-6)
+
+
+def test_validation_repeats_itself_and_weighs_every_token_the_same():
+    net, esolm = tiny().eval(), system("esolm")
+    first = validate(net, esolm, Tokens(), None, CPU)
+    assert first == validate(net, esolm, Tokens(), None, CPU)
+    assert set(first) == {"diffusion", "sequential"}
+    ar = validate(net, system("ar"), Tokens(), None, CPU)["nll"]
+    terms = [system("ar").terms(net, *Tokens().batch(step), rng=None, train=False)[0] for step in range(3)]
+    mean = sum(t.nats.double().sum() for t in terms) / sum(t.valid.sum() for t in terms)
+    assert ar == pytest.approx(mean.item(), rel=1e-9)
+
+
+def test_learning_rate_warms_up_and_then_stays_or_falls():
+    constant, cosine = Optim(lr=1.0, warmup=4), Optim(lr=1.0, warmup=4, schedule="cosine")
+    assert [learning_rate(step, 8, constant) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    falling = [learning_rate(step, 8, cosine) for step in range(8)]
+    assert falling[:5] == [0.25, 0.5, 0.75, 1, 1]
+    assert falling[6] == pytest.approx(0.5)
+    assert learning_rate(0, 8, Optim(lr=1.0, warmup=0)) == 1
+
+
+def test_clipping_bounds_the_gradient_and_zero_does_not():
+    for clip, expected in ((0.5, 0.5), (0.0, 5.0)):
+        learner = Learner(torch.nn.Linear(1, 2, bias=False), Optim(clip=clip))
+        learner.net.weight.grad = torch.tensor([[3.0], [4.0]])
+        assert learner.gradient_norm().item() == pytest.approx(5.0)
+        assert learner.net.weight.grad.norm().item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (lambda: Batching(12, 5), r"batch\.micro 5 does not divide batch\.size 12: choose one of \[3, 4, 6\]"),
+        (lambda: Batching(0), r"batch\.size is 0"),
+        (lambda: Optim(lr=-1.0), r"optim\.lr is -1\.0"),
+        (lambda: Saving(keep=0), r"saving\.keep is 0"),
+    ],
+)
+def test_bad_options_are_named(options, word):
+    with pytest.raises(ValueError, match=word):
+        options()
+
+
+def test_checkpointed_blocks_give_the_same_gradient():
+    grads = []
+    for flag in (False, True):
+        net = tiny()
+        net.checkpoint_blocks = flag
+        accumulate(net, dataclasses.replace(system("esolm"), alpha_0=0.5), Tokens(), 1, 5, Batching(8), CPU)
+        grads.append([p.grad for p in net.parameters()])
+    assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(*grads))
