@@ -68,7 +68,7 @@ class System:
     def __post_init__(self) -> None:
         if not 0 <= self.alpha_0 <= 1:
             raise ValueError(f"alpha_0 is {self.alpha_0}; it must be between 0 and 1")
-        if not 0 < self.kappa < 1 and self.kappa != self.share:
+        if not 0 < self.kappa < 1 and not self.kappa == self.alpha_0 == self.share:
             raise ValueError(f"kappa is {self.kappa}; it must be strictly between 0 and 1")
         choices = {"variant": ("B", "A"), "loss": ("two_term", "any_order"), "weights": ("auto", "elbo", "unit")}
         for name, allowed in choices.items():
