@@ -8,12 +8,58 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from .draw import Draw
+from .order import Schedule
 from .randomness import Randomness
 from .terms import Term
+
+
+class Step(NamedTuple):
+    """What one pass committed."""
+
+    position: Tensor  # int [B, m]
+    token: Tensor  # int [B, m]
+    drawn: Tensor  # bool [B, m]; False is fill, in rows that commit fewer
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to sample: the given tokens of x, which positions exist, and how. None leaves it to the system."""
+
+    x: Tensor  # int [B, L]
+    given: Tensor  # bool [B, L]
+    valid: Tensor  # bool [B, L]; a row's positions 0 .. its length
+    sampler: str | None = None
+    alpha_0: float | None = None
+    num_steps: int | None = None
+    parallelism: int | None = None
+    order: Tensor | None = None  # int [B|1, L]
+    given_order: str = "random"
+    draw: Draw = field(default_factory=Draw)
+
+    def __post_init__(self) -> None:
+        if self.alpha_0 is not None and not 0 <= self.alpha_0 <= 1:
+            raise ValueError(f"alpha_0 is {self.alpha_0}; it must be between 0 and 1")
+        for name in ("num_steps", "parallelism"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+
+    def check(self, system: str, samplers: Mapping[str, tuple[str, ...]], sampler: str) -> str:
+        """The sampler, if this system has it and every option that is set belongs to it."""
+        if sampler not in samplers:
+            raise ValueError(f"{system} has no sampler {sampler!r}; it has {', '.join(samplers)}")
+        for name in ("alpha_0", "num_steps", "parallelism", "order"):
+            if getattr(self, name) is not None and name not in samplers[sampler]:
+                allowed = ", ".join(samplers[sampler]) or "none of these options"
+                raise ValueError(f"sampler {sampler} of {system} does not use {name}; it takes {allowed}")
+        return sampler
 
 
 class System(Protocol):
@@ -33,6 +79,14 @@ class System(Protocol):
 
     def counts(self, scored: Tensor, rng: Randomness) -> dict[str, int]:
         """Per term, the number of tokens it is normalised by, for scored = valid & ~given, bool [B, L]."""
+        ...
+
+    def plan(self, request: Request, rng: Randomness) -> Schedule:
+        """The complete denoising schedule of a request; raises ValueError for what this system cannot do."""
+        ...
+
+    def sample(self, net: Any, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
+        """Carry out a schedule, one network call per step."""
         ...
 
 

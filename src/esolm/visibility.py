@@ -30,17 +30,11 @@ class Visibility:
     num_z: int = 0  # slots of the z half, which comes first, in the kinds with two halves
     block_size: int = 0  # of kind "block"
 
-    def dense(self, past_rank: Tensor | None = None, span: slice | None = None) -> Tensor:
-        """The slow twin: bool [B|1, 1, N, P+N], or only the query rows of span. Cached keys have no clique."""
+    def dense(self, span: slice | None = None) -> Tensor:
+        """The slow twin: bool [B|1, 1, N, N], or only the query rows of span."""
         rows = span or slice(None)
         horizon, mine = self.horizon[:, rows, None], self.clique[:, rows, None]
-        seen = self.rank[:, None] <= horizon
-        seen = seen | ((self.clique[:, None] == mine) & (mine >= 0))
-        if past_rank is not None:
-            past = past_rank[:, None] <= horizon
-            batch = max(past.shape[0], seen.shape[0])
-            seen = torch.cat([past.expand(batch, -1, -1), seen.expand(batch, -1, -1)], -1)
-        return seen[:, None]
+        return ((self.rank[:, None] <= horizon) | ((self.clique[:, None] == mine) & (mine >= 0)))[:, None]
 
     def flex(self) -> Any:
         """FlexAttention's block mask of the same pattern; per-row labels give per-row masks."""

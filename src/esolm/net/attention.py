@@ -20,14 +20,10 @@ from ..visibility import Visibility
 Flash = tuple[Tensor, Tensor]
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice, past_rank: Tensor | None = None
-) -> Tensor:
-    """Attention of the query slots in span, q [B, H, N, D], over k, v [B, H, P+slots, D] -> [B, H, N, D]."""
+def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice) -> Tensor:
+    """Attention of the query slots in span, q [B, H, N, D], over all slots k, v [B, H, K, D] -> [B, H, N, D]."""
     slots = visibility.rank.shape[1]
     whole = span.start == 0 and span.stop == slots
-    if past_rank is not None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visibility.dense(past_rank, span))
     if visibility.kind == "full":
         return F.scaled_dot_product_attention(q, k, v)
     if q.is_cuda and whole and visibility.kind != "causal":

@@ -1,6 +1,6 @@
 """Keys and values of committed tokens, owned by whoever samples.
 
-Shapes: B batch, H heads, P capacity, N new slots, D head width.
+Shapes: B batch, H heads, C capacity, N new slots, S slots in use, D head width.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..visibility import HIDDEN, Visibility
+
 
 class KVCache:
-    """One preallocated buffer per layer; new slots are written behind the committed ones and kept only by `commit`."""
+    """One preallocated buffer per layer. New slots are written behind each row's committed ones; `commit` keeps the
+    first of them, and the rest are overwritten by the next pass. Rows may hold different numbers of tokens."""
 
     def __init__(
         self,
@@ -23,28 +26,64 @@ class KVCache:
         device: torch.device,
     ) -> None:
         shape = (batch, heads, capacity, head_width)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.ranks = torch.empty(batch, capacity, dtype=torch.long, device=device)
-        self.length = 0
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.ranks = torch.full((batch, capacity), HIDDEN, dtype=torch.long, device=device)
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
+        self.extent = 0  # the longest row, known without asking the device
+        self.even = True  # all rows have the same length and ranks
+        self._slot: Tensor | None = None  # where this pass writes, int [B, N], unless all rows are even
+        self._new: Tensor | None = None  # the ranks of this pass
 
-    @property
-    def rank(self) -> Tensor:
-        """Ranks of the committed tokens, int [B, P]."""
-        return self.ranks[:, : self.length]
+    def place(self, visibility: Visibility) -> Tensor:
+        """Begin a pass: who sees whom among the committed and the new slots, bool [B|1, 1, N, S]."""
+        new = visibility.rank.shape[1]
+        used = self.extent + new
+        if used > self.ranks.shape[1]:
+            raise ValueError(f"the cache holds {self.ranks.shape[1]} tokens, and {used} were asked for")
+        self._new = visibility.rank
+        if self.even:
+            self._slot = None
+            past = self.ranks[: 1 if visibility.rank.shape[0] == 1 else None, : self.extent]
+            rank = torch.cat([past, visibility.rank], 1)
+            clique = torch.cat([torch.full_like(past, -1), visibility.clique], 1)
+        else:
+            rows = self.lengths.shape[0]
+            self._slot = self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
+            column = torch.arange(used, device=self.lengths.device)
+            past = torch.where(column < self.lengths[:, None], self.ranks[:, :used], HIDDEN)
+            rank = past.scatter(1, self._slot, visibility.rank.expand(rows, -1))
+            clique = torch.full_like(rank, -1).scatter(1, self._slot, visibility.clique.expand(rows, -1))
+        horizon, mine = visibility.horizon[:, :, None], visibility.clique[:, :, None]
+        return ((rank[:, None] <= horizon) | ((clique[:, None] == mine) & (mine >= 0)))[:, None]
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k, v [B, H, N, D] behind the committed slots; views of all keys and values [B, H, P+N, D]."""
-        end = self.length + k.shape[2]
+        """Write k, v [B, H, N, D] into the new slots; views of all keys and values, [B, H, S, D]."""
+        end = self.extent + k.shape[2]
         keys, values = self.keys[layer], self.values[layer]
-        if end > keys.shape[2]:
-            raise ValueError(f"the cache holds {keys.shape[2]} tokens, and {end} were asked for")
-        keys[:, :, self.length : end] = k
-        values[:, :, self.length : end] = v
+        if self._slot is None:
+            keys[:, :, self.extent : end] = k
+            values[:, :, self.extent : end] = v
+        else:
+            slot = self._slot[:, None, :, None].expand_as(k)
+            keys.scatter_(2, slot, k.to(keys.dtype))
+            values.scatter_(2, slot, v.to(values.dtype))
         return keys[:, :, :end], values[:, :, :end]
 
-    def commit(self, rank: Tensor) -> None:
-        """Keep the first n of the new slots, with their ranks int [B|1, n]; the rest are overwritten next time."""
-        end = self.length + rank.shape[1]
-        self.ranks[:, self.length : end] = rank
-        self.length = end
+    def commit(self, count: int | Tensor, most: int | None = None, longest: int | None = None) -> None:
+        """Keep the first `count` new slots: of every row, or int [B] of each; then `most` is the largest of them and
+        `longest` the longest row that results, both known to the caller without asking the device."""
+        assert self._new is not None, "commit before place"
+        kept = count if isinstance(count, int) else most
+        end = self.extent + count if isinstance(count, int) else longest
+        assert kept is not None, "per-row counts need `most`"
+        assert end is not None, "per-row counts need `longest`"
+        if self._slot is None:
+            self.ranks[:, self.extent : self.extent + kept] = self._new[:, :kept]
+        else:
+            slot = self._slot[:, :kept]
+            self.ranks.scatter_(1, slot, self._new[:, :kept].expand_as(slot))
+        self.even = self.even and isinstance(count, int)
+        self.lengths = self.lengths + count
+        self.extent = end
+        self._new = None

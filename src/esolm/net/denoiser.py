@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +79,14 @@ class Rows:
         return cond[0] if cond.shape[0] == 1 else cond[self.index // slots, 0]
 
 
+class Past(NamedTuple):
+    """One layer's part of a cached pass."""
+
+    cache: KVCache
+    layer: int
+    seen: Tensor  # bool [B|1, 1, N, S]
+
+
 class Denoiser(nn.Module):
     """Logits of the tokens at the asked-for slots, given the tokens that visibility lets each slot see."""
 
@@ -121,9 +130,11 @@ class Denoiser(nn.Module):
         rows = out or Rows(slice(0, h.shape[1]))
         cond = self.condition(time)
         rotary = rotary_table(position, self.config, h.dtype)
+        seen = None if cache is None else cache.place(visibility)
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
-            arguments = (h, cond, rotary, visibility, i, cache, rows if i == last else None)
+            past = None if cache is None or seen is None else Past(cache, i, seen)
+            arguments = (h, cond, rotary, visibility, past, rows if i == last else None)
             if self.checkpoint_blocks and torch.is_grad_enabled():
                 h = checkpoint(block, *arguments, use_reentrant=False)
             else:
@@ -172,14 +183,13 @@ class Block(nn.Module):
         cond: Tensor | None,
         rotary: tuple[Tensor, Tensor],
         visibility: Visibility,
-        layer: int,
-        cache: KVCache | None = None,
+        past: Past | None = None,
         rows: Rows | None = None,
     ) -> Tensor:
         """h [B, N, W] -> [B, N, W]; with rows, past the keys and values only those rows go on."""
         shift1, scale1, gate1, shift2, scale2, gate2 = modulate(self, cond, 6)
         a = modulated_norm(h, self.norm1, shift1, scale1)
-        a = self.attention(a, rotary, visibility, layer, cache, rows)
+        a = self.attention(a, rotary, visibility, past, rows)
         if rows is not None:
             h = rows.select(h)
             _, _, gate1, shift2, scale2, gate2 = modulate(self, rows.condition(cond), 6)
@@ -191,8 +201,7 @@ class Block(nn.Module):
         a: Tensor,
         rotary: tuple[Tensor, Tensor],
         visibility: Visibility,
-        layer: int,
-        cache: KVCache | None,
+        past: Past | None,
         rows: Rows | None,
     ) -> Tensor:
         """Mixed values [B, N, W], or of the selected rows."""
@@ -207,9 +216,11 @@ class Block(nn.Module):
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))  # [B, H, N, D]
         cos, sin = rotary
         q, k = rotate(q, cos[:, :, span], sin[:, :, span]), rotate(k, cos, sin)
-        if cache is not None:
-            k, v = cache.extend(layer, k, v)
-        mixed = attend(q, k, v, visibility, span, cache.rank if cache is not None else None)
+        if past is None:
+            mixed = attend(q, k, v, visibility, span)
+        else:
+            k, v = past.cache.extend(past.layer, k, v)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=past.seen[:, :, span])
         mixed = mixed.transpose(1, 2).flatten(2)
         return mixed if rows is None or rows.index is None else mixed.flatten(0, 1)[rows.index]
 

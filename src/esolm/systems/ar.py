@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +12,15 @@ from torch import Tensor
 from ..likelihood import place_nats
 from ..net.denoiser import Denoiser, Rows
 from ..noise import scored_tokens
+from ..order import Schedule, ancestral
 from ..randomness import Randomness
+from ..sampling import Chooser, left_to_right
+from ..system import Request, Step
 from ..terms import Term, token_nats
 from ..visibility import causal
+
+SAMPLERS: dict[str, tuple[str, ...]] = {"left_to_right": ()}
+"""Samplers and the options that each takes."""
 
 
 @dataclass(frozen=True)
@@ -58,3 +65,16 @@ class System:
         logits = net(before, position, causal(length, x.device), out=rows).flatten(0, -2)
         nats = token_nats(logits, target[wanted], self.mask_id)
         return [Term("nll", place_nats(nats, wanted, position.expand_as(x), length), scored)]
+
+    def plan(self, request: Request, rng: Randomness) -> Schedule:
+        request.check("ar", SAMPLERS, request.sampler or "left_to_right")
+        prompt = request.given.long().cumprod(1).sum(1)
+        if not (request.given & request.valid).sum(1).equal(prompt):
+            raise ValueError("ar goes left to right: given tokens must stand at the beginning. Use an any-order system")
+        return ancestral(request.given, request.valid, rng, 0.0, None, "ascending")
+
+    def sample(self, net: Denoiser, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
+        """One token a pass, with a cache."""
+        lengths = request.valid.sum(1)
+        chooser = Chooser(request.draw, rng.at("token"), self.mask_id)
+        return left_to_right(net, request.x, lengths, schedule.given, chooser, self.start_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,15 @@ from torch import Tensor
 from ..likelihood import place_nats
 from ..net.denoiser import Denoiser, Rows
 from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
+from ..order import Schedule, ancestral
 from ..randomness import Randomness
+from ..sampling import Chooser, blockwise
+from ..system import Request, Step
 from ..terms import Term, token_nats
 from ..visibility import block, hide
+
+SAMPLERS: dict[str, tuple[str, ...]] = {"ancestral": ("num_steps",), "first_hitting": ()}
+"""Samplers and the options that each takes."""
 
 
 @dataclass(frozen=True)
@@ -70,3 +77,23 @@ class System:
         nats = token_nats(logits, x[masked], self.mask_id)
         placed = place_nats(nats, masked, position.expand_as(x), length)
         return [Term("diffusion", placed * weight.to(placed.dtype), scored)]
+
+    def plan(self, request: Request, rng: Randomness) -> Schedule:
+        """num_steps is T, the steps of the whole sequence: T' = T L'/L of them in each block."""
+        length = request.x.shape[1]
+        sampler = request.sampler or ("first_hitting" if request.num_steps is None else "ancestral")
+        request.check("bd3lm", SAMPLERS, sampler)
+        if length % self.block_size:
+            raise ValueError(f"length {length} is not a multiple of block_size {self.block_size}")
+        steps = None
+        if sampler == "ancestral":
+            steps = (length if request.num_steps is None else request.num_steps) * self.block_size // length
+            if steps < 1:
+                blocks = length // self.block_size
+                raise ValueError(f"num_steps is {request.num_steps}; {blocks} blocks need at least {blocks}")
+        return ancestral(request.given, request.valid, rng, 1.0, steps, request.given_order, self.block_size)
+
+    def sample(self, net: Denoiser, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
+        """Block by block, with a cache between blocks."""
+        chooser = Chooser(request.draw, rng.at("token"), self.mask_id)
+        return blockwise(net, request.x, request.valid, schedule, self.block_size, chooser)

@@ -9,6 +9,7 @@ Shapes: B batch, L length.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -19,9 +20,21 @@ from .. import order
 from ..likelihood import order_nats, place_nats
 from ..net.denoiser import Denoiser, Rows
 from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
+from ..order import Schedule
 from ..randomness import Randomness
+from ..sampling import Chooser, any_order_plan, ordered, prefix_ordered
+from ..system import Request, Step
 from ..terms import Term, token_nats
 from ..visibility import causal, prefix
+
+SAMPLERS = {
+    "ancestral": ("alpha_0", "num_steps"),
+    "first_hitting": ("alpha_0",),
+    "block": ("parallelism",),
+    "left_to_right": (),
+    "order": ("order",),
+}
+"""Samplers and the options that each takes."""
 
 
 class Examples(NamedTuple):
@@ -169,3 +182,12 @@ class System:
             least = math.ceil(max(1 / self.share, 1 / (1 - self.share)))
             if total < least:
                 raise ValueError(f"a batch of {total} has no room for both terms at kappa {self.share}: use {least}")
+
+    def plan(self, request: Request, rng: Randomness) -> Schedule:
+        return any_order_plan("esolm", SAMPLERS, request, rng, self.alpha_0)
+
+    def sample(self, net: Denoiser, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
+        """B: one cache through both phases. A: a cache in the sequential phase only."""
+        chooser = Chooser(request.draw, rng.at("token"), self.mask_id)
+        loop = ordered if self.variant == "B" else prefix_ordered
+        return loop(net, request.x, schedule, chooser, self.loss == "any_order")

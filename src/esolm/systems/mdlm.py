@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,15 @@ from torch import Tensor
 from ..likelihood import place_nats
 from ..net.denoiser import Denoiser, Rows
 from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
+from ..order import Schedule
 from ..randomness import Randomness
+from ..sampling import Chooser, any_order_plan, bidirectional
+from ..system import Request, Step
 from ..terms import Term, token_nats
 from ..visibility import full
+
+SAMPLERS = {"ancestral": ("num_steps",), "first_hitting": (), "block": ("parallelism",), "order": ("order",)}
+"""Samplers and the options that each takes."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +63,11 @@ class System:
         nats = token_nats(logits, x[masked], self.mask_id)
         placed = place_nats(nats, masked, position.expand_as(x), length)
         return [Term("diffusion", placed * weight.to(placed.dtype), scored)]
+
+    def plan(self, request: Request, rng: Randomness) -> Schedule:
+        return any_order_plan("mdlm", SAMPLERS, request, rng, alpha_0=1.0)
+
+    def sample(self, net: Denoiser, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
+        """The whole sequence at every step: bidirectional attention has no cache."""
+        chooser = Chooser(request.draw, rng.at("token"), self.mask_id)
+        return bidirectional(net, request.x, request.valid, schedule, chooser)
