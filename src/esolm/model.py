@@ -1,0 +1,244 @@
+"""What a user holds: a network, the system it was trained as, and its tokenizer.
+
+Shapes: B batch, L length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import amx, checkpoint
+from .data import Tokenizer
+from .draw import Draw
+from .net.denoiser import Denoiser, DenoiserConfig
+from .order import Schedule
+from .randomness import Randomness, fold
+from .system import Request, Step, System, find
+
+
+class Event(NamedTuple):
+    """One step of a running sample: what was committed, and everything so far."""
+
+    step: int  # 0-based, of this batch
+    steps: int  # at most so many in all
+    committed: Step
+    tokens: Tensor  # int [B, L]; the mask id where nothing is decided yet
+    schedule: Schedule
+    first: int  # the first sample of this batch
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Generated texts with their tokens and what they cost."""
+
+    texts: list[str]
+    tokens: list[list[int]]
+    nfe: list[int]  # network evaluations that each row needed
+    passes: int  # network calls of all batches
+    steps: list[list[list[int]]]  # the schedule of each row: the positions of each step
+    seconds: float
+
+
+def load(path: str | Path, weights: str = "ema", which: str = "best", device: str = "cpu") -> LanguageModel:
+    """The model of a run folder or of one checkpoint.
+
+    weights: `ema`, or `model` for the raw ones. which: `best` (lowest validation loss) or `last` checkpoint of a run.
+    """
+    amx.settle()
+    path = Path(path)
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder: give a run folder or a checkpoint folder")
+    folder, home = path, path.parent.parent
+    if not (path / "state.json").is_file():
+        root, home = path / "checkpoints", path
+        if which not in ("best", "last"):
+            raise ValueError(f"which is {which!r}; it must be 'best' or 'last'")
+        found = (checkpoint.best(root) if which == "best" else None) or checkpoint.latest(root)
+        if found is None:
+            raise ValueError(f"{path} has no checkpoint: train it first, or give a checkpoint folder")
+        folder = found
+    if weights not in ("ema", "model"):
+        raise ValueError(f"weights is {weights!r}; it must be 'ema' or 'model'")
+    identity = checkpoint.read(folder)["identity"]
+    net = Denoiser(DenoiserConfig(**identity["net"]))
+    net.load_state_dict(checkpoint.load(folder, weights, device))
+    options = dict(identity["system"])
+    return LanguageModel(net.to(device).eval(), find(options.pop("name"))(**options), Tokenizer.load(home))
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Sample, infill and score with one network."""
+
+    net: Denoiser
+    system: System
+    tokenizer: Tokenizer
+
+    def sample(self, num_samples: int = 1, length: int | None = None, **options: Any) -> Samples:
+        """Texts from scratch or from a prompt; see `stream` for the options."""
+        return collect(self, self.stream(num_samples, length, **options))
+
+    def infill(
+        self, text: str, blank: str = "____", tokens_per_blank: int | Sequence[int] = 8, **options: Any
+    ) -> Samples:
+        """The text with every blank filled in; see `stream` for further options."""
+        return collect(self, self.infill_stream(text, blank, tokens_per_blank, **options), cut=False)
+
+    def infill_stream(
+        self,
+        text: str,
+        blank: str = "____",
+        tokens_per_blank: int | Sequence[int] = 8,
+        num_samples: int = 1,
+        **options: Any,
+    ) -> Iterator[Event]:
+        """`infill` as it happens."""
+        pieces = [self.tokenizer.encode(piece) for piece in text.split(blank)]
+        blanks = len(pieces) - 1
+        if not blanks:
+            raise ValueError(f"the text has no blank: mark what is to be filled in with {blank!r}")
+        sizes = [tokens_per_blank] * blanks if isinstance(tokens_per_blank, int) else list(tokens_per_blank)
+        if len(sizes) != blanks or min(sizes) < 1:
+            raise ValueError(f"tokens_per_blank is {sizes}; the text has {blanks} blanks, each of at least one token")
+        row = list[int | None](pieces[0])
+        for size, piece in zip(sizes, pieces[1:], strict=True):
+            row += [*[None] * size, *piece]
+        return self.stream(num_samples, len(row), tokens=[row] * num_samples, **options)
+
+    def stream(
+        self,
+        num_samples: int = 1,
+        length: int | None = None,
+        *,
+        prompt: str | Sequence[str] | None = None,
+        tokens: Sequence[Sequence[int | None]] | None = None,
+        sampler: str | None = None,
+        alpha_0: float | None = None,
+        num_steps: int | None = None,
+        parallelism: int | None = None,
+        order: Sequence[int] | None = None,
+        given_order: str = "random",
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        seed: int = 0,
+        batch_size: int = 32,
+    ) -> Iterator[Event]:
+        """`sample` as it happens: what each step committed.
+
+        length: tokens in all, the prompt included; by default the training length. prompt: one text for all samples or
+        one for each. tokens: given token ids by position and None elsewhere, one row for each sample, instead of a
+        prompt. alpha_0, num_steps (T), sampler and order may differ from training. given_order: the order among the
+        given tokens, random or ascending. seed: decides everything, for each sample alone: batches do not matter.
+        """
+        rows = self._rows(num_samples, length, prompt, tokens)
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        settings = {
+            "sampler": sampler, "alpha_0": alpha_0, "num_steps": num_steps, "parallelism": parallelism,
+            "order": None if order is None else torch.tensor([list(order)]), "given_order": given_order,
+            "draw": Draw(temperature, top_p, top_k),
+        }  # fmt: skip
+        batches = []
+        for first in range(0, num_samples, batch_size):
+            rng = Randomness(fold(seed, "sample"), first, num_samples)
+            request = self._request(rows[first : first + batch_size], settings)
+            batches.append((request, self.system.plan(request, rng), rng))  # wrong requests fail before any work
+        return self._run(batches)
+
+    def _run(self, batches: list[tuple[Request, Schedule, Randomness]]) -> Iterator[Event]:
+        for request, schedule, rng in batches:
+            tokens = torch.where(request.given, request.x, self.system.mask_id).cpu()
+            iterator = self.system.sample(self.net, request, schedule, rng)
+            for k in range(1 << 62):
+                with torch.inference_mode():  # not held while the caller looks at an event
+                    step = next(iterator, None)
+                if step is None:
+                    break
+                row, column = step.drawn.nonzero(as_tuple=True)
+                tokens[row, step.position[row, column]] = step.token.cpu()[row, column]
+                yield Event(k, schedule.sizes.shape[1], step, tokens, schedule, rng.first)
+
+    def _rows(
+        self,
+        num_samples: int,
+        length: int | None,
+        prompt: str | Sequence[str] | None,
+        tokens: Sequence[Sequence[int | None]] | None,
+    ) -> list[list[int | None]]:
+        """Given ids and None, one row of its length for each sample."""
+        if num_samples < 1:
+            raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
+        if tokens is not None:
+            if prompt is not None or len(tokens) != num_samples:
+                raise ValueError(f"give either prompt or tokens, and {num_samples} rows of tokens, one for each sample")
+            rows = [list(row) for row in tokens]
+        else:
+            length = self.net.config.length if length is None else length
+            if length < 1:
+                raise ValueError(f"length is {length}; it must be at least 1")
+            prompts = [prompt or ""] * num_samples if prompt is None or isinstance(prompt, str) else list(prompt)
+            if len(prompts) != num_samples:
+                raise ValueError(f"{len(prompts)} prompts for {num_samples} samples: give one, or one for each")
+            rows = []
+            for text in prompts:
+                ids = self.tokenizer.encode(text)
+                if len(ids) > length:
+                    raise ValueError(f"the prompt has {len(ids)} tokens and length is {length}: raise length")
+                rows.append([*ids, *[None] * (length - len(ids))])
+        vocabulary = self.net.config.vocab_size
+        for token in (t for row in rows for t in row if t is not None):
+            if not 0 <= token < vocabulary or token == self.system.mask_id:
+                raise ValueError(f"token {token} is not in the vocabulary of {vocabulary}, the mask apart")
+        return rows
+
+    def _request(self, rows: list[list[int | None]], settings: dict[str, Any]) -> Request:
+        device = self.net.embed.weight.device
+        lengths = torch.tensor([len(row) for row in rows])
+        longest = int(lengths.max())
+        x = torch.tensor([[0 if t is None else t for t in row] + [0] * (longest - len(row)) for row in rows])
+        given = torch.tensor([[t is not None for t in row] + [False] * (longest - len(row)) for row in rows])
+        valid = torch.arange(longest) < lengths[:, None]
+        return Request(x.to(device), given, valid, **settings)
+
+
+def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Samples:
+    """Run a stream to its end. cut: the text ends at the first end-of-sequence token that was generated."""
+    begin, passes, last = time.perf_counter(), 0, {}
+    for event in events:
+        last[event.first] = event
+        passes += 1
+    seconds = time.perf_counter() - begin
+    texts, tokens, nfe, steps = [], [], [], []
+    for event in last.values():
+        schedule = event.schedule
+        for row, ids in enumerate(event.tokens.tolist()):
+            length = int(schedule.given[row] + schedule.sizes[row].sum())
+            ids = ids[:length]
+            tokens.append(ids)
+            texts.append(lm.tokenizer.decode(until(ids, lm.tokenizer.eos_id) if cut else ids))
+            steps.append(schedule.steps(row))
+        nfe += schedule.nfe.tolist()
+    return Samples(texts, tokens, nfe, passes, steps, seconds)
+
+
+def until(ids: list[int], end: int | None) -> list[int]:
+    """The tokens before the first end token."""
+    return ids if end is None or end not in ids else ids[: ids.index(end)]
+
+
+def describe(lm: LanguageModel) -> dict[str, Any]:
+    """System, network and size, as JSON holds them."""
+    fields = dataclasses.asdict(lm.system)  # type: ignore[call-overload]
+    parameters = sum(p.numel() for p in lm.net.parameters())
+    described = {"system": fields, "net": dataclasses.asdict(lm.net.config), "parameters": parameters}
+    return json.loads(json.dumps(described))
