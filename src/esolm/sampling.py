@@ -138,7 +138,7 @@ def ordered(
     if cache is None:
         cache = net.new_cache(batch, capacity(schedule))
     rank = functools.partial(_prefix_rank, schedule.given[: 1 if even else None, None] if prefix else 1)
-    for k in range(schedule.sizes.shape[1]):
+    for k in range(int(schedule.nfe.max())):
         size = schedule.sizes[:, k]
         most = int(count.max())
         clean = _places(begin, count, most, length)
@@ -207,7 +207,7 @@ def bidirectional(net: Denoiser, x: Tensor, valid: Tensor, schedule: Schedule, c
     position = torch.arange(length, device=x.device)[None]
     visibility = full(length, None if bool(valid.all()) else valid.to(x.device), x.device)
     sigma, starts = F.pad(schedule.sigma, (0, 1)), schedule.starts
-    for k in range(schedule.sizes.shape[1]):
+    for k in range(int(schedule.nfe.max())):
         size = schedule.sizes[:, k]
         masks = _places(starts[:, k], size, int(size.max()), length)
         at, drawn = sigma.gather(1, masks), masks < length
