@@ -191,3 +191,11 @@ class System:
         chooser = Chooser(request.draw, rng.at("token"), self.mask_id)
         loop = ordered if self.variant == "B" else prefix_ordered
         return loop(net, request.x, schedule, chooser, self.loss == "any_order")
+
+    def order_nats(
+        self, net: Denoiser, x: Tensor, sigma: Tensor, scored: Tensor, valid: Tensor | None = None
+    ) -> Tensor:
+        """Nats of the scored tokens under the order, [B, L], in one pass; they must come last in it."""
+        if self.variant == "A":
+            raise ValueError("variant A has no likelihood of one order: its clean tokens see each other. Use the NELBO")
+        return order_nats(net, x, sigma, scored, self.mask_id, valid)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..likelihood import place_nats
+from ..likelihood import bidirectional_nats, place_nats
 from ..net.denoiser import Denoiser, Rows
 from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
 from ..order import Schedule
@@ -71,3 +71,9 @@ class System:
         """The whole sequence at every step: bidirectional attention has no cache."""
         chooser = Chooser(request.draw, rng.at("token"), self.mask_id)
         return bidirectional(net, request.x, request.valid, schedule, chooser)
+
+    def order_nats(
+        self, net: Denoiser, x: Tensor, sigma: Tensor, scored: Tensor, valid: Tensor | None = None
+    ) -> Tensor:
+        """Nats of the scored tokens under the order, [B, L], by one pass for each of them."""
+        return bidirectional_nats(net, x, sigma, scored, self.mask_id, valid)

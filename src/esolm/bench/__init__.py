@@ -1,0 +1,36 @@
+"""Benchmarks that anyone can rerun: `esolm bench NAME`. Ratios first; times are of one machine in one hour."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+NAMES = {
+    "train": "a training step of every system, beside what counting rows and pairs predicts",
+    "gpt2": "our ar beside a transformers GPT-2 of equal size, data order and tokens",
+    "machine": "matrix products and memory reads: the limits that the others are held against",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one benchmark with its options."""
+    lines = "\n".join(f"  {name:10} {what}" for name, what in NAMES.items())
+    if not argv or argv[0] in ("-h", "--help"):
+        print(f"usage: esolm bench NAME [--option VALUE ...]\n\n{lines}\n\nesolm bench NAME --help says more.")
+        return 0 if argv else 2
+    if argv[0] not in NAMES:
+        raise ValueError(f"no benchmark {argv[0]!r}: choose one of {', '.join(NAMES)}")
+    from jsonargparse import ArgumentParser
+
+    from .report import save
+
+    run = importlib.import_module(f"esolm.bench.{argv[0]}").run
+    parser = ArgumentParser(prog=f"esolm bench {argv[0]}", description=run.__doc__, exit_on_error=False)
+    parser.add_function_arguments(run)
+    parser.add_argument("--json", type=str, default=None, help="file to write the results to")
+    options = parser.parse_args(list(argv[1:])).as_dict()
+    target = options.pop("json")
+    result = run(**options)
+    if target:
+        save(target, {"bench": argv[0], "options": options, **result})
+    return 0

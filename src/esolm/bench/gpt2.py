@@ -1,0 +1,100 @@
+"""Is our baseline as good as the field's? The same data, order, size and tokens through transformers' GPT-2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import amx
+from ..data import Loader, Manifest
+from ..net.denoiser import Denoiser, DenoiserConfig
+from ..randomness import Randomness
+from ..system import find
+from .report import facts, table
+
+Loss = Callable[[Tensor], Tensor]
+
+
+def ours(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss]:
+    """The plain AR transformer and its mean nats per token."""
+    torch.manual_seed(0)
+    sizes = (manifest.vocab_size, manifest.length, layers, width, width // 64)
+    net = Denoiser(DenoiserConfig(*sizes, adaln=False, dropout=0.0))
+    system = find("ar")(mask_id=manifest.mask_id)
+    return net, lambda x: system.terms(net, x, None, None, Randomness(0, 0, len(x)), True)[0].nats.mean()
+
+
+def theirs(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss]:
+    """GPT-2 of the same layers, width and heads, untied embeddings, the mask id before the first token."""
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError as error:
+        raise ValueError("this benchmark needs transformers: pip install 'esolm[hf]'") from error
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=manifest.vocab_size, n_positions=manifest.length, n_embd=width, n_layer=layers,
+        n_head=width // 64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False,
+    )  # fmt: skip
+    net = GPT2LMHeadModel(config)
+
+    def loss(x: Tensor) -> Tensor:
+        before = torch.cat([x.new_full((len(x), 1), manifest.mask_id), x[:, :-1]], 1)
+        logits = net(before).logits
+        logits[..., manifest.mask_id] = float("-inf")
+        return F.cross_entropy(logits.flatten(0, 1), x.flatten())
+
+    return net, loss
+
+
+def run(
+    data: str,
+    steps: int = 600,
+    batch_size: int = 16,
+    layers: int = 4,
+    width: int = 256,
+    lr: float = 1e-3,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Train our ar and a GPT-2 side by side and compare their validation perplexity.
+
+    Args:
+        data: a folder made by `esolm prepare`.
+        steps: training steps.
+        batch_size: sequences in a batch.
+        layers: blocks of both networks.
+        width: width of both networks, a multiple of 64.
+        lr: learning rate after a warm-up of a tenth of the steps, with a cosine to zero.
+        seed: decides the order of the data.
+    """
+    amx.settle()
+    manifest = Manifest.load(data)
+    source = Loader(data, "train", batch_size, seed)
+    held_out = Loader(data, "valid", batch_size, seed, shuffle=False)
+    models = {"esolm ar": ours(manifest, layers, width), "transformers GPT-2": theirs(manifest, layers, width)}
+    result = {}
+    for name, (net, loss) in models.items():
+        optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.0, fused=True)
+        for step in track(range(steps), description=name, transient=True):
+            rate = min(1, (step + 1) / (steps / 10)) * 0.5 * (1 + math.cos(math.pi * step / steps))
+            for group in optimizer.param_groups:
+                group["lr"] = lr * rate
+            loss(source.batch(step).x).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        batches = [held_out.batch(i).x for i in range(len(held_out))]
+        with torch.no_grad():
+            nats = sum(loss(x).double().item() * x.numel() for x in batches) / sum(x.numel() for x in batches)
+        result[name] = {"perplexity": math.exp(nats), "parameters": sum(p.numel() for p in net.parameters())}
+    ratio = result["esolm ar"]["perplexity"] / result["transformers GPT-2"]["perplexity"]
+    rows = [(name, r["perplexity"], f"{r['parameters']:,}") for name, r in result.items()]
+    title = f"{steps} steps of {batch_size} x {manifest.length} tokens of {manifest.corpus}"
+    table(title, ("model", "perplexity", "parameters"), rows)
+    print(f"perplexity of ours over theirs: {ratio:.4f}")
+    return {"machine": facts(), "models": result, "ratio": ratio}

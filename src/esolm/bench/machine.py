@@ -1,0 +1,55 @@
+"""The limits: how fast this machine multiplies and reads."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from .report import facts, table
+
+
+def gemm(dtype: torch.dtype, size: int = 1024, rounds: int = 5) -> float:
+    """Best GFLOP/s of a square product."""
+    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+    return 2 * size**3 / _best(lambda: F.linear(a, b), rounds) / 1e9
+
+
+def read_bandwidth(megabytes: int = 512, rounds: int = 5) -> float:
+    """Best GB/s of summing a buffer much larger than the caches."""
+    buffer = torch.ones(megabytes * 2**20 // 4)
+    return buffer.numel() * 4 / _best(lambda: buffer.sum(), rounds) / 1e9
+
+
+def _best(call: Any, rounds: int) -> float:
+    call()
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def limits() -> dict[str, float]:
+    """GFLOP/s and GB/s with the threads in use."""
+    return {
+        "gemm_float32_gflops": round(gemm(torch.float32), 1),
+        "gemm_bf16_gflops": round(gemm(torch.bfloat16), 1),
+        "read_gb_per_s": round(read_bandwidth(), 1),
+    }
+
+
+def run(threads: int | None = None) -> dict[str, Any]:
+    """Matrix products and memory reads.
+
+    Args:
+        threads: threads to use; PyTorch's choice by default.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    found = limits()
+    table("limits of this machine", ("what", "value"), [(k, v) for k, v in found.items()])
+    return {"machine": facts(), "limits": found}

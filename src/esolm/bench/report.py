@@ -1,0 +1,49 @@
+"""Results of a benchmark: a table for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from .. import __version__
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows; the first column is text, the rest numbers."""
+    out = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        out.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        out.add_row(*(cell if isinstance(cell, str) else f"{cell:,.3g}" for cell in row))
+    Console().print(out)
+
+
+def facts() -> dict[str, Any]:
+    """What a reader must know about the machine; its name is not among it."""
+    return {
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "onednn_max_isa": os.environ.get("ONEDNN_MAX_CPU_ISA"),
+        "processor": platform.machine(),
+        "torch": torch.__version__,
+        "esolm": __version__,
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def save(target: str, result: Mapping[str, Any]) -> None:
+    """Write the results as JSON, whole or not at all."""
+    path = Path(target)
+    partial = path.with_name(f".{path.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    os.replace(partial, path)
