@@ -126,6 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[0] not in COMMANDS:
             raise ValueError(f"no command {words[0]!r}: choose {', '.join(COMMANDS)}")
         return COMMANDS[words[0]](words[1:]) or 0
+    except BrokenPipeError:  # `esolm info … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -44,6 +44,8 @@ def launch(config: dict[str, Any]) -> int:
     validation, steps, seed = Validation(**config["validation"]), config["steps"], config["seed"]
     held_out = Loader(data, "valid", validation.batch_size, seed, shuffle=False)
     source = Loader(data, "train", batching.size, seed)
+    if config["log_every"] < 1:
+        raise ValueError(f"log_every is {config['log_every']}, must be at least 1")
     loggers = progress.loggers(config["log"])
     notes = enter(run, config, data, manifest)
 
@@ -53,7 +55,9 @@ def launch(config: dict[str, Any]) -> int:
     with runs.Metrics(run / "metrics.jsonl") as metrics:
         folder = checkpoint.latest(run / "checkpoints")
         if folder is not None:
-            learner.restore(folder, identity)
+            threads = learner.restore(folder, identity)["threads"]
+            if (now := torch.get_num_threads()) != threads and compute.device == "cpu":
+                notes.append(f"it had {threads} threads and now has {now}, so sums may round differently")
             console.print(f"going on from {folder}{''.join(f'; {note}' for note in notes)}")
         if learner.step >= steps:
             console.print(f"{run} is finished: {learner.step} of {steps} steps. To train longer: --steps N")

@@ -78,8 +78,8 @@ class Learner:
         }
         return checkpoint.save(root, self.step, tensors, state, keep)
 
-    def restore(self, folder: Path, identity: Mapping[str, Any]) -> None:
-        """Become what was saved in folder; raises ValueError, before any change, if that is not possible."""
+    def restore(self, folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Become what was saved in folder, and its state; raises ValueError, before any change, if it does not fit."""
         state = checkpoint.read(folder)
         checkpoint.check_identity(folder, state, identity)
         device = str(next(self.net.parameters()).device)
@@ -93,9 +93,10 @@ class Learner:
         parameters = dict(self.net.named_parameters())
         for name, value in moments.items():
             parameter, _, key = name.rpartition("/")
-            self.optimizer.state[parameters[parameter]][key] = value
+            self.optimizer.state[parameters[parameter]][key] = value.clone()  # not a view of the file
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         self.metrics_bytes = state["metrics_bytes"]
+        return state
 
 
 def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:

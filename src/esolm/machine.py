@@ -30,7 +30,7 @@ def pick_precision(name: str, device: torch.device) -> str:
         raise ValueError(f"no precision {name!r}: choose auto, float32 or bf16")
     if name == "auto":
         return "bf16" if fast_bf16(device) else "float32"
-    if name == "bf16" and device.type == "cpu" and not _mend_amx():
+    if name == "bf16" and device.type == "cpu" and not settle():
         raise ValueError("precision bf16 does not run on this CPU: choose float32")
     return name
 
@@ -43,7 +43,7 @@ def fast_bf16(device: torch.device) -> bool:
         return False
     if not (_probe("_is_amx_tile_supported") or _probe("_is_avx512_bf16_supported")):
         return False
-    return _mend_amx() and 1.2 * _product_seconds(torch.bfloat16) < _product_seconds(torch.float32)
+    return settle() and 1.2 * _product_seconds(torch.bfloat16) < _product_seconds(torch.float32)
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
@@ -61,7 +61,7 @@ def _probe(name: str) -> bool:
     return bool(getattr(torch.cpu, name, bool)())
 
 
-def _mend_amx() -> bool:
+def settle() -> bool:
     """Whether bf16 products run in this process, after asking oneDNN to leave AMX alone if they do not.
 
     Some virtual machines advertise AMX, grant it and then trap it, which ends the process. oneDNN reads the variable
