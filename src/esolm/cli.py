@@ -77,6 +77,20 @@ def demo(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def sample(argv: Sequence[str]) -> int:
+    """Generate text: esolm sample RUN [--prompt TEXT --alpha_0 0.25 --num_steps 64 --show …]."""
+    from . import generate
+
+    return generate.sample(_parse(generate.sample_parser(), argv))
+
+
+def infill(argv: Sequence[str]) -> int:
+    """Fill in the blanks of a text: esolm infill RUN "The ____ fox" [--tokens_per_blank 8 …]."""
+    from . import generate
+
+    return generate.infill(_parse(generate.infill_parser(), argv))
+
+
 def bench(argv: Sequence[str]) -> int:
     """Measure speed: esolm bench train."""
     from .bench import main
@@ -88,6 +102,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "prepare": prepare,
     "train": train,
     "info": info,
+    "sample": sample,
+    "infill": infill,
     "demo": demo,
     "bench": bench,
 }

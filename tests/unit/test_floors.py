@@ -18,7 +18,7 @@ FLOORS = [
     "data metrics ema parallel checkpoint",
     "evaluate model learner runs",
     "train bench hf convert harness progress info frames show picture",
-    "config launch demo cli __main__",
+    "config launch demo generate cli __main__",
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
 PLACE = {room: place for rooms in FLOORS for place, room in enumerate(rooms.split())}

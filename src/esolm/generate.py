@@ -1,0 +1,264 @@
+"""`esolm sample` and `esolm infill`: text from a trained model, for people and for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from . import frames, picture, show
+from .machine import pick_device
+from .model import Event, LanguageModel, Samples, collect, load, until
+
+SETTINGS = (
+    "sampler", "alpha_0", "num_steps", "parallelism", "given_order", "temperature", "top_p", "top_k", "seed",
+    "batch_size",
+)  # fmt: skip
+FILES = ("out", "svg", "gif")
+_PATIENCE = 2.0  # seconds without a progress bar
+
+
+def sample_parser() -> Any:
+    """The options of `esolm sample`."""
+    parser = _parser("sample", "RUN [--option VALUE ...]", "Generate text from scratch or from a prompt.")
+    option = parser.add_argument
+    option("--length", type=int, help="Tokens of a sample, the prompt included (default: the training length).")
+    option("--prompt", type=str, help="The text that every sample begins with.")
+    option("--prompt_file", type=str, help='One prompt a line, or .jsonl with "prompt"; num_samples for each.')
+    option("--order", type=str, help="With sampler order: the positions in turn, as in 2,0,1.")
+    _add_common(parser)
+    return parser
+
+
+def infill_parser() -> Any:
+    """The options of `esolm infill`."""
+    usage = 'RUN "The ____ fox" [--option VALUE ...]'
+    parser = _parser("infill", usage, "Fill in the blanks of a text.")
+    option = parser.add_argument
+    option("text", type=str, help="What is given, with blanks.")
+    option("--blank", type=str, default="____", help="What marks a blank (default: %(default)s).")
+    option("--tokens_per_blank", type=str, default="8", help="Tokens of every blank, or of each, as in 3,5.")
+    option("--order", type=str, help="With sampler order: all positions in turn, as in 2,0,1.")
+    _add_common(parser)
+    return parser
+
+
+def _parser(word: str, usage: str, description: str) -> Any:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(
+        prog=f"esolm {word}", usage=f"esolm {word} {usage}", description=description, exit_on_error=False
+    )
+    parser.add_argument("run", type=str, help="A run, or one checkpoint of it.")
+    return parser
+
+
+def _add_common(parser: Any) -> None:
+    option = parser.add_argument
+    option("--num_samples", type=int, default=1, help="How many.")
+    option("--sampler", type=str, help="ancestral, first_hitting, block, left_to_right, order: as the system allows.")
+    option("--alpha_0", type=float, help="Share of the tokens that diffusion makes (default: as trained).")
+    option("--num_steps", type=int, help="Diffusion steps T; without it, one token at a time.")
+    option("--parallelism", type=int, help="With sampler block: tokens drawn together.")
+    option("--given_order", type=str, default="random", help="Order among given tokens: random or ascending.")
+    option("--temperature", type=float, default=1.0, help="0 is greedy.")
+    option("--top_p", type=float, default=1.0, help="Keep the likeliest tokens up to this mass.")
+    option("--top_k", type=int, help="Keep so many of the likeliest tokens.")
+    option("--seed", type=int, default=0, help="Decides every sample, each alone.")
+    option("--batch_size", type=int, default=32, help="Samples computed together; their text does not depend on it.")
+    option("--device", type=str, default="auto", help="auto, cpu, cuda, …")
+    option("--weights", type=str, default="ema", help="ema, or model for the raw ones.")
+    option("--which", type=str, default="best", help="The best or the last checkpoint of the run.")
+    option("--json", action="store_true", help="Print one JSON object and nothing else.")
+    option("--show", action="store_true", help="Animate the denoising in the terminal.")
+    option("--svg", type=str, help="Draw the first sample's denoising as an animated SVG.")
+    option("--gif", type=str, help="The same as a GIF (needs esolm[plot]).")
+    option("--out", type=str, help="Write one JSON line for each sample here.")
+    option("--force", action="store_true", help="Replace files that exist.")
+
+
+def sample(options: Mapping[str, Any]) -> int:
+    """`esolm sample`: texts from scratch, from one prompt, or from a file of prompts."""
+    check_files(options)
+    if options["prompt"] is not None and options["prompt_file"] is not None:
+        raise ValueError("give either --prompt or --prompt_file")
+    prompts = [{"prompt": options["prompt"] or ""}]
+    if options["prompt_file"] is not None:
+        prompts = read_prompts(Path(options["prompt_file"]))
+    records = [dict(record) for record in prompts for _ in range(options["num_samples"])]
+    lm = open_model(options)
+    texts = [record["prompt"] for record in records]
+    events = lm.stream(len(records), options["length"], prompt=texts, **settings(options))
+    samples, film = run(lm, events, len(records), options, cut=True)
+    for record, tokens in zip(records, samples.tokens, strict=True):
+        rest = tokens[len(lm.tokenizer.encode(record["prompt"])) :]
+        record["prediction"] = lm.tokenizer.decode(until(rest, lm.tokenizer.eos_id))
+    deliver(lm, samples, film, records, options)
+    return 0
+
+
+def infill(options: Mapping[str, Any]) -> int:
+    """`esolm infill`: a text with its blanks filled in."""
+    check_files(options)
+    sizes = numbers(options["tokens_per_blank"], "tokens_per_blank")
+    lm = open_model(options)
+    number = options["num_samples"]
+    per_blank = sizes[0] if len(sizes) == 1 else sizes
+    events = lm.infill_stream(options["text"], options["blank"], per_blank, number, **settings(options))
+    samples, film = run(lm, events, number, options, cut=False)
+    deliver(lm, samples, film, [{"given": options["text"]} for _ in range(number)], options)
+    return 0
+
+
+def open_model(options: Mapping[str, Any]) -> LanguageModel:
+    """The model that the options name."""
+    return load(options["run"], options["weights"], options["which"], str(pick_device(options["device"])))
+
+
+def settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a stream takes as they are, and the order as numbers."""
+    order = None if options["order"] is None else numbers(options["order"], "order")
+    return {**{name: options[name] for name in SETTINGS}, "order": order}
+
+
+def numbers(text: str, name: str) -> list[int]:
+    """Whole numbers with commas between them."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}; it must be whole numbers and commas, as in 2,0,1") from None
+
+
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """The prompts of a file: each line, or the field `prompt` of each line of a .jsonl, whose other fields are kept."""
+    if not path.is_file():
+        raise ValueError(f"no file {path}: give one prompt a line, or a .jsonl file whose lines have a prompt")
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    if path.suffix != ".jsonl":
+        records = [{"prompt": line.removesuffix("\r")} for line in lines]
+    else:
+        records = [_record(line, f"line {n} of {path}") for n, line in enumerate(lines, 1)]
+    if lines == [""]:
+        raise ValueError(f"{path} has no prompts")
+    return records
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise ValueError(f'{where} must be an object with a text as its "prompt"')
+    return record
+
+
+def check_files(options: Mapping[str, Any]) -> None:
+    """Raise ValueError, before any work is done, for files that could not be written or must not be."""
+    for name, path in ((name, Path(options[name])) for name in FILES if options[name] is not None):
+        if path.exists() and not (options["force"] and path.is_file()):
+            raise ValueError(f"{path} exists and is left as it is: choose another --{name}, or add --force")
+        if not path.parent.is_dir():
+            raise ValueError(f"no folder {path.parent} for --{name} {path}")
+    if options["gif"] is not None:
+        picture.need_gif()
+
+
+def run(
+    lm: LanguageModel, events: Iterator[Event], number: int, options: Mapping[str, Any], cut: bool
+) -> tuple[Samples, frames.Film | None]:
+    """Generate, showing what is asked for; the samples, and a film of the first if a picture or a show needs one."""
+    meter, reels = frames.Meter(), list[list[frames.Film]]()
+    events = meter.measure(events)
+    if options["show"] or options["svg"] or options["gif"]:
+        events = frames.record(events, reels)
+    if options["show"]:
+        console = Console(stderr=options["json"], highlight=False)
+        events = show.animate(events, reels, lm.tokenizer, meter, console)
+    else:
+        events = bar(events, number, meter)
+    samples = collect(lm, events, cut)
+    return dataclasses.replace(samples, seconds=meter.seconds), reels[0][0] if reels else None
+
+
+def bar(events: Iterator[Event], number: int, meter: frames.Meter) -> Iterator[Event]:
+    """Pass events on; on a terminal, after two seconds, show how far it is, how fast, and the time left."""
+    console = Console(stderr=True)
+    columns = TextColumn("sample {task.fields[at]} of {task.total}"), BarColumn(), TextColumn("{task.description}")
+    progress = Progress(*columns, TimeRemainingColumn(), TextColumn("left"), console=console, transient=True)
+    task = progress.add_task("", total=number, at=1)
+    start, shown = time.monotonic(), False
+    try:
+        for event in events:
+            done = event.first + len(event.tokens) * min((event.step + 1) / event.steps, 1)
+            at = min(event.first + len(event.tokens), number)
+            progress.update(task, completed=done, description=f"{meter.speed:,.0f} tokens/s", at=at)
+            if not shown and console.is_terminal and time.monotonic() - start > _PATIENCE:
+                progress.start()
+                shown = True
+            yield event
+    finally:
+        if shown:
+            progress.stop()
+
+
+def deliver(
+    lm: LanguageModel,
+    samples: Samples,
+    film: frames.Film | None,
+    records: list[dict[str, Any]],
+    options: Mapping[str, Any],
+) -> None:
+    """Write the files, and print the JSON object or, unless they were shown or written, the texts."""
+    if options["out"] is not None:
+        for record, *made in zip(records, samples.texts, samples.tokens, samples.nfe, strict=True):
+            record.update(zip(("text", "tokens", "nfe"), made, strict=True))
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        write(Path(options["out"]), lines.encode())
+    if options["svg"] is not None and film is not None:
+        write(Path(options["svg"]), picture.svg(film, lm.tokenizer).encode())
+    if options["gif"] is not None and film is not None:
+        write(Path(options["gif"]), picture.gif(film, lm.tokenizer))
+    if options["json"]:
+        print(json.dumps(as_json(samples, options)))
+    elif not options["show"] and options["out"] is None:
+        print_texts(samples)
+
+
+def write(path: Path, content: bytes) -> None:
+    """The whole file or nothing, and a note about it."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def as_json(samples: Samples, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All that was made, what it cost, and what was asked for."""
+    delivery = (*FILES, "json", "show", "force")
+    made = dataclasses.asdict(samples)
+    made["schedule"] = made.pop("steps")
+    request = {name: value for name, value in options.items() if name not in delivery}
+    return {**made, "seed": options["seed"], "request": request}
+
+
+def print_texts(samples: Samples) -> None:
+    """The texts; on a terminal each under a line about it."""
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    generated = sum(len(step) for steps in samples.steps for step in steps)
+    speed = generated / max(samples.seconds, 1e-9)
+    for k, text in enumerate(samples.texts):
+        if not console.is_terminal:
+            print(text, end="\n" if k + 1 == len(samples.texts) else "\n\n")
+            continue
+        number = f"sample {k + 1} of {len(samples.texts)} · " if len(samples.texts) > 1 else ""
+        console.print(f"{number}NFE {samples.nfe[k]} · {speed:,.0f} tokens/s", style="dim")
+        console.print(frames.visible(text), end="\n" if k + 1 == len(samples.texts) else "\n\n")
