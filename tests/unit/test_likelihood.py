@@ -113,19 +113,40 @@ def test_the_batch_does_not_matter(net: Denoiser, seed: int) -> None:
             torch.testing.assert_close(short, together[one], **CLOSE)
 
 
-def test_the_gradient_is_that_of_the_passes(net: Denoiser) -> None:
-    """Through the kernels of a batch with padding and without: one graph against another."""
+def gradients(net: Denoiser, nats: Tensor) -> list[Tensor]:
+    net.zero_grad()
+    nats.sum().backward()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+def test_the_gradient_is_that_of_the_labels(net: Denoiser) -> None:
+    """The kernel without a mask and the dense mask of padded batches give one gradient."""
     x, sigma = toy.text(B, L, V), toy.permutations(B, L)
-    scored = order.inverse(sigma) >= 2
-    weight = torch.rand(B, L, dtype=torch.float64)
-    gradients = []
-    for valid in (None, torch.ones_like(scored)):
-        net.zero_grad()
-        (order_nats(net, x, sigma, scored, MASK, valid) * weight).sum().backward()
-        gradients.append([p.grad.clone() for p in net.parameters()])
-    for one, two in zip(*gradients):
+    scored, weight = order.inverse(sigma) >= 2, torch.rand(B, L, dtype=torch.float64)
+    found = [
+        gradients(net, order_nats(net, x, sigma, scored, MASK, valid) * weight)
+        for valid in (None, torch.ones_like(scored))
+    ]
+    for one, two in zip(*found):
         torch.testing.assert_close(one, two, **CLOSE)
         assert one.any()
+
+
+@pytest.mark.parametrize("prompted", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_of_a_batch_is_the_sum_of_its_examples(net: Denoiser, seed: int, prompted: bool) -> None:
+    """Rows of different lengths share a z half; the slots that a short one has too many count for nothing."""
+    x, (valid, given, sigma) = toy.text(B, L, V, seed), kept(seed)
+    given = given & prompted
+    together = gradients(net, order_nats(net, x, sigma, valid & ~given, MASK, valid))
+    alone = [torch.zeros_like(g) for g in together]
+    for b in range(B):
+        one = slice(b, b + 1)
+        nats = order_nats(net, x[one], sigma[one], (valid & ~given)[one], MASK, valid[one])
+        for sum_so_far, g in zip(alone, gradients(net, nats)):
+            sum_so_far += g
+    for one, two in zip(together, alone):
+        torch.testing.assert_close(one, two, **CLOSE)
 
 
 @pytest.mark.parametrize("sigma", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
