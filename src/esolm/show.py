@@ -37,6 +37,8 @@ def animate(
                         shown = time.monotonic()
                 yield event
             live.update(frame(reels[-1], event, tokenizer, meter, columns, done=True))
+        if not console.is_terminal:
+            console.print()
 
 
 def frame(
