@@ -100,8 +100,10 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     blocks = -(-vocabulary // BLOCK)
     inside = F.pad(weights, (0, blocks * BLOCK - vocabulary)).view(rows, blocks, BLOCK)
     cumulative = inside.sum(-1, dtype=torch.float64).cumsum(-1)
-    target = u[:, None] * cumulative[:, -1:]
-    block = torch.searchsorted(cumulative, target, right=True).clamp_max(blocks - 1)
+    total = cumulative[:, -1:].contiguous()
+    target = u[:, None] * total
+    # u times the sum may round up to the sum: the last block is the last that has any weight.
+    block = torch.searchsorted(cumulative, target, right=True).minimum(torch.searchsorted(cumulative, total))
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_min(0)), 0.0)
     chosen = inside[torch.arange(rows, device=weights.device), block[:, 0]]
     within = chosen.double().cumsum(-1)
