@@ -30,15 +30,15 @@ def animate(
         with Live(console=console, auto_refresh=False) as live:
             shown = time.monotonic()
             for event in batch:
+                films = reels[-1]  # which the next batch adds to before this loop ends
                 if console.is_terminal:
                     time.sleep(max(0.0, min(PAUSE, PLAY / event.steps) - (time.monotonic() - shown)))
                     if time.monotonic() - shown > FRAME:
-                        live.update(frame(reels[-1], event, tokenizer, meter, columns), refresh=True)
+                        live.update(frame(films, event, tokenizer, meter, columns), refresh=True)
                         shown = time.monotonic()
                 yield event
-            live.update(frame(reels[-1], event, tokenizer, meter, columns, done=True))
-        if not console.is_terminal:
-            console.print()
+            live.update(frame(films, event, tokenizer, meter, columns, done=True))
+        console.print()
 
 
 def frame(
