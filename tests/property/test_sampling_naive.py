@@ -174,8 +174,8 @@ def every_plan(length: int, alpha_0: float, num_steps: int, given: tuple[Tokens,
     return dict(plans)
 
 
-def chance(found: Iterable[Any], expected: Mapping[Any, float]) -> float:
-    """The p-value of Pearson's chi-square; cells that expect fewer than 5 are taken together."""
+def chance(found: Iterable[Any] | Mapping[Any, int], expected: Mapping[Any, float]) -> float:
+    """The p-value of Pearson's chi-square, of draws or of their counts; cells that expect fewer than 5 are pooled."""
     counts = Counter(found)
     draws = sum(counts.values())
     assert sum(expected.values()) == pytest.approx(1, abs=1e-9)
