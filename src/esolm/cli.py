@@ -91,6 +91,20 @@ def infill(argv: Sequence[str]) -> int:
     return generate.infill(_parse(generate.infill_parser(), argv))
 
 
+def score(argv: Sequence[str]) -> int:
+    """Likelihood of texts: esolm score RUN CORPUS|FILE|FOLDER … [--estimator iw --num_orders 100 --json]."""
+    from . import score as scoring
+
+    return scoring.score(**_parse(scoring.parser("score"), argv))
+
+
+def variance(argv: Sequence[str]) -> int:
+    """Spread of single estimates of a bound: esolm variance RUN FILE [--trials 100]."""
+    from . import score as scoring
+
+    return scoring.variance(**_parse(scoring.parser("variance"), argv))
+
+
 def bench(argv: Sequence[str]) -> int:
     """Measure speed: esolm bench train."""
     from .bench import main
@@ -104,6 +118,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "info": info,
     "sample": sample,
     "infill": infill,
+    "score": score,
+    "variance": variance,
     "demo": demo,
     "bench": bench,
 }

@@ -35,26 +35,31 @@ def jackknife(log_w: Tensor, size: int = 1) -> Tensor:
 
     An estimate, not a bound. size 2 leaves out antithetic pairs.
     """
-    m = log_w.shape[-1] // size
-    if m < 2:
-        raise ValueError(f"the jackknife needs at least {2 * size} orders, not {log_w.shape[-1]}")
+    m = _stretches(log_w, size, 2)
     return m * bound(log_w) - (m - 1) * leave_out(log_w, size).mean(-1)
 
 
 def second_jackknife(log_w: Tensor, size: int = 1) -> Tensor:
     """The second-order jackknife, from all, all but one and all but two stretches; the 1/k^2 part is gone too.
 
-    m^2/2 B_m - (m-1)^2 mean B_(m-1) + (m-2)^2/2 mean B_(m-2). Cost and memory grow with m^2.
+    m^2/2 B_m - (m-1)^2 mean B_(m-1) + (m-2)^2/2 mean B_(m-2). The time grows with m^2.
     """
-    m = log_w.shape[-1] // size
-    if m < 3:
-        raise ValueError(f"the second-order jackknife needs at least {3 * size} orders, not {log_w.shape[-1]}")
+    m = _stretches(log_w, size, 3)
     stretch = log_w.unflatten(-1, (-1, size)).logsumexp(-1)
     keep = ~torch.eye(m, dtype=torch.bool, device=log_w.device)
-    without = torch.stack([leave_out_sums(stretch[..., row]) for row in keep], -2)  # [..., m, m-1]: all but i and j
-    two = (math.log(size * (m - 2)) - without).mean((-1, -2))
+    without = [leave_out_sums(stretch[..., row]).mean(-1) for row in keep]  # all but i and j, in the mean over j
+    two = math.log(size * (m - 2)) - torch.stack(without).mean(0)
     one = leave_out(log_w, size).mean(-1)
     return m**2 / 2 * bound(log_w) - (m - 1) ** 2 * one + (m - 2) ** 2 / 2 * two
+
+
+def _stretches(log_w: Tensor, size: int, least: int) -> int:
+    """How many stretches of `size` the orders make, if there are enough and none is cut."""
+    k = log_w.shape[-1]
+    if k < least * size or k % size:
+        what = "" if size == 1 else f", a multiple of {size}"
+        raise ValueError(f"the jackknife of {k} orders: it needs at least {least * size}{what}")
+    return k // size
 
 
 def leave_out_sums(log_w: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import amx, checkpoint
+from . import checkpoint, likelihood, machine
 from .data import Tokenizer
 from .draw import Draw
+from .likelihood import LogProb
 from .net.denoiser import Denoiser, DenoiserConfig
 from .order import Schedule
 from .randomness import Randomness, fold
@@ -53,7 +54,7 @@ def load(path: str | Path, weights: str = "ema", which: str = "best", device: st
 
     weights: `ema`, or `model` for the raw ones. which: `best` (lowest validation loss) or `last` checkpoint of a run.
     """
-    amx.settle()
+    machine.settle()
     path = Path(path)
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder: give a run folder or a checkpoint folder")
@@ -155,6 +156,75 @@ class LanguageModel:
             batches.append((request, self.system.plan(request, rng), rng))  # wrong requests fail before any work
         return self._run(batches)
 
+    def log_prob(
+        self,
+        text: str | Sequence[Any],
+        context: str | Sequence[Any] | None = None,
+        given: Sequence[Any] | None = None,
+        alpha_0: float | None = None,
+        **options: Any,
+    ) -> LogProb:
+        """log p of texts given their context, over orders that begin with the context.
+
+        text: a text, token ids, or several of either. context: the same, stands before the text; one for all or one
+        for each. given: positions of the text that are context too, wherever they stand; for all or for each.
+        options: num_orders, estimator, antithetic, given_order, seed, batch_size of `likelihood.log_prob`.
+        """
+        texts = self._ids(text)
+        if not texts or not all(texts):
+            raise ValueError("there is no text to score: give at least one token for each")
+        contexts = [[]] if context is None else self._ids(context)
+        places = [list(p) if isinstance(p, Sequence) else p for p in given or ()]
+        each = places if places and isinstance(places[0], list) else [places]
+        if {len(contexts), len(each)} - {1, len(texts)}:
+            raise ValueError(f"{len(texts)} texts, {len(contexts)} contexts, {len(each)} given: one, or one for each")
+        rows, kept = [], []
+        for i, ids in enumerate(texts):
+            before, seen = contexts[i % len(contexts)], set(each[i % len(each)])
+            if not seen <= set(range(len(ids))):
+                raise ValueError(f"given positions {sorted(seen)} are not all among the text's 0 .. {len(ids) - 1}")
+            rows.append([*before, *ids])
+            kept.append([*[True] * len(before), *(p in seen for p in range(len(ids)))])
+        if (longest := max(map(len, rows))) > (length := self.net.config.length):
+            raise ValueError(f"a text of {longest} tokens; the model was trained on {length}: use rolling_log_prob")
+        return likelihood.log_prob(self.net, with_alpha_0(self.system, alpha_0), rows, kept, **options)
+
+    def rolling_log_prob(
+        self,
+        text: str | Sequence[int],
+        stride: int | None = None,
+        length: int | None = None,
+        alpha_0: float | None = None,
+        **options: Any,
+    ) -> LogProb:
+        """log p of one text of any length, each token scored once: windows of `length` tokens, by default the training
+        length, that score `stride` new ones (half the length by default) after length - stride of context."""
+        if not any(texts := self._ids(text)) or len(texts) > 1:
+            raise ValueError(f"{len(texts)} texts: give one, of at least one token")
+        ids = texts[0]
+        length = self.net.config.length if length is None else length
+        parts = likelihood.windows(len(ids), length, max(1, length // 2) if stride is None else stride)
+        rows = [ids[start:end] for start, _, end in parts]
+        kept = [[start + i < first for i in range(end - start)] for start, first, end in parts]
+        found = likelihood.log_prob(self.net, with_alpha_0(self.system, alpha_0), rows, kept, **options)
+        tokens = [t for (start, first, _), values in zip(parts, found.tokens) for t in values[first - start :]]
+        return dataclasses.replace(found, total=found.total.sum(0, keepdim=True), tokens=[tokens])
+
+    def _ids(self, text: str | Sequence[Any]) -> list[list[int]]:
+        """One row of token ids for each text."""
+        items = [text] if isinstance(text, str) else list(text)
+        if items and isinstance(items[0], int):
+            items = [items]
+        rows = [self.tokenizer.encode(item) if isinstance(item, str) else [int(i) for i in item] for item in items]
+        self._check(token for row in rows for token in row)
+        return rows
+
+    def _check(self, tokens: Iterable[int]) -> None:
+        vocabulary = self.net.config.vocab_size
+        for token in tokens:
+            if not 0 <= token < vocabulary or token == self.system.mask_id:
+                raise ValueError(f"token {token} is not in the vocabulary of {vocabulary}, the mask apart")
+
     def _run(self, batches: list[tuple[Request, Schedule, Randomness]]) -> Iterator[Event]:
         for request, schedule, rng in batches:
             tokens = torch.where(request.given, request.x, self.system.mask_id).cpu()
@@ -195,10 +265,7 @@ class LanguageModel:
                 if len(ids) > length:
                     raise ValueError(f"the prompt has {len(ids)} tokens and length is {length}: raise length")
                 rows.append([*ids, *[None] * (length - len(ids))])
-        vocabulary = self.net.config.vocab_size
-        for token in (t for row in rows for t in row if t is not None):
-            if not 0 <= token < vocabulary or token == self.system.mask_id:
-                raise ValueError(f"token {token} is not in the vocabulary of {vocabulary}, the mask apart")
+        self._check(t for row in rows for t in row if t is not None)
         return rows
 
     def _request(self, rows: list[list[int | None]], settings: dict[str, Any]) -> Request:
@@ -229,6 +296,15 @@ def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Sam
             steps.append(schedule.steps(row))
         nfe += schedule.nfe.tolist()
     return Samples(texts, tokens, nfe, passes, steps, seconds)
+
+
+def with_alpha_0(system: System, alpha_0: float | None) -> System:
+    """The system with another share of diffusion; None leaves it."""
+    if alpha_0 is None:
+        return system
+    if not hasattr(system, "alpha_0"):
+        raise ValueError(f"alpha_0 is {alpha_0}; {likelihood.name_of(system)} has none: leave it out")
+    return dataclasses.replace(system, alpha_0=alpha_0)  # type: ignore[type-var]
 
 
 def until(ids: list[int], end: int | None) -> list[int]:

@@ -13,12 +13,12 @@ FLOORS = [
     "visibility noise order",
     "net",
     "system",
-    "sampling likelihood estimators",
+    "sampling estimators likelihood",
     "systems",
     "data metrics ema parallel checkpoint",
     "evaluate model learner runs",
     "train bench hf convert harness progress info frames show picture",
-    "config launch demo generate cli __main__",
+    "config launch score demo generate cli __main__",
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
 PLACE = {room: place for rooms in FLOORS for place, room in enumerate(rooms.split())}

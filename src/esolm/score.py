@@ -1,0 +1,342 @@
+"""`esolm score`, the likelihood of texts, and `esolm variance`, how much one estimate of it varies."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from . import evaluate, machine
+from .likelihood import is_exact, log_weights, name_of, order_function
+from .model import LanguageModel, load, with_alpha_0
+from .nested import differing
+from .randomness import Randomness, fold
+
+EVERY = 60.0
+"""Seconds between two writings of the work file."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The options of `esolm score`."""
+
+    estimator: Literal["nelbo", "any-order", "iw", "jackknife"] = "nelbo"
+    """The system's own bound, the mean over orders, the importance-weighted bound, or the jackknife of it."""
+    num_orders: int | None = None
+    """Orders drawn for each sequence, K; null is 1 for any-order and 100 for iw and jackknife."""
+    antithetic: bool = False
+    """Draw orders in pairs, one and its reverse."""
+    num_draws: int = 1
+    """Draws of the nelbo for each sequence."""
+    alpha_0: float | None = None
+    """Another share of diffusion than in training."""
+    num_sequences: int | None = None
+    """Score only the first so many sequences of each corpus."""
+    length: int | None = None
+    """Tokens in a sequence; null is the training length."""
+    split: Literal["valid", "train"] = "valid"
+    """The split of prepared data, and of corpora that have one."""
+    field: str = "text"
+    """The field of a JSON record that holds the text."""
+    detokenizer: Literal["lm1b", "wikitext", "ptb", "lambada"] | None = None
+    """The rules that undo a corpus's tokenised spacing."""
+    batch_size: int = 32
+    """Sequences in one pass."""
+    seed: int = 0
+    """Decides times, masks and orders."""
+    device: str = "auto"
+    """`auto` (a GPU if there is one), `cpu`, `cuda`, `mps`."""
+    weights: Literal["ema", "model"] = "ema"
+    """The averaged weights, or the raw ones."""
+    work: str | None = None
+    """A file that keeps log-weights, so that the same command goes on where it stopped, and K can be raised."""
+    json: bool = False
+    """Print JSON and nothing else."""
+
+    def __post_init__(self) -> None:
+        if self.work is not None and self.estimator == "nelbo":
+            raise ValueError(f"work is {self.work!r}; it keeps log-weights, and the nelbo has none: leave it out")
+
+    @property
+    def orders(self) -> int:
+        """K."""
+        default = 1 if self.estimator == "any-order" else 100
+        return default if self.num_orders is None else self.num_orders
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The options of `esolm variance`."""
+
+    trials: int = 100
+    """How often each estimate is made."""
+    num_samples: int = 10
+    """Draws of time and masks in one trial."""
+    sequence: int = 0
+    """The place of the sequence in the corpus, from 0."""
+    alpha_0: float | None = None
+    """Another share of diffusion than in training."""
+    length: int | None = None
+    """Tokens in a sequence; null is the training length."""
+    batch_size: int = 32
+    """Sequences in one pass."""
+    seed: int = 0
+    """Decides everything that is drawn."""
+    device: str = "auto"
+    """`auto` (a GPU if there is one), `cpu`, `cuda`, `mps`."""
+    json: bool = False
+    """Print JSON and nothing else."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("trials", 2), ("num_samples", 1), ("sequence", 0), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+
+
+def parser(word: str) -> Any:
+    """The options of `esolm score` or `esolm variance`."""
+    from jsonargparse import ArgumentParser, set_parsing_settings
+
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    several = word == "score"
+    usage = f"esolm {word} RUN CORPUS|FILE|FOLDER {'… ' if several else ''}[--option VALUE ...]"
+    description = "Likelihood of texts, with its error." if several else "Spread of single estimates of a bound."
+    made = ArgumentParser(prog=f"esolm {word}", usage=usage, description=description, exit_on_error=False)
+    made.add_argument("run", type=str, help="A run, or one checkpoint of it.")
+    number: dict[str, Any] = {"nargs": "+"} if several else {}
+    what = "Prepared data, a file or folder of text, or a corpus as `esolm prepare` names it."
+    made.add_argument("corpora" if several else "corpus", type=str, help=what, **number)
+    made.add_class_arguments(Scoring if several else Trials, skip={"json"})
+    made.add_argument("--json", action="store_true", help="Print JSON and nothing else.")
+    return made
+
+
+def score(run: str, corpora: list[str], **options: Any) -> int:
+    """Score each corpus, and print a table or JSON."""
+    o = Scoring(**options)
+    lm = open_model(run, o.device, o.alpha_0, o.weights)
+    reading: dict[str, Any] = {key: getattr(o, key) for key in ("split", "length", "num_sequences", "field")}
+    texts = [evaluate.read(lm, spec, **reading, detokenizer=o.detokenizer) for spec in corpora]
+    settings: dict[str, Any] = {key: getattr(o, key) for key in ("antithetic", "num_draws", "seed", "batch_size")}
+    records = []
+    with Work(o.work, identity(lm, texts, o) if o.work else {}) as work:
+        for i, sequences in enumerate(texts):
+            start, more = time.perf_counter(), dict[str, Any]()
+            total = len(sequences) * o.num_draws
+            if o.estimator != "nelbo":
+                total = len(sequences) * (1 if is_exact(lm.system, sequences.given is not None) else o.orders)
+                more = {"known": work.known(i), "keep": work.keeper(i)}
+            with bar(sequences.name, total) as advance:
+                found = evaluate.score(lm, sequences, o.estimator, o.orders, advance=advance, **settings, **more)
+            records.append({**found.record(), "seconds": time.perf_counter() - start})
+    if o.json:
+        print(json.dumps(records, indent=1, allow_nan=False))
+    else:
+        show(records)
+    return 0
+
+
+def open_model(run: str, device: str, alpha_0: float | None, weights: str = "ema") -> LanguageModel:
+    """The model of a run with another alpha_0, if one is given."""
+    lm = load(run, weights, device=str(machine.pick_device(device)))
+    return dataclasses.replace(lm, system=with_alpha_0(lm.system, alpha_0))
+
+
+@contextmanager
+def bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr, on a terminal only."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda done: progress.advance(task, done)
+
+
+def show(records: list[dict[str, Any]]) -> None:
+    """One row for each corpus and, where there are several orders, the curve over their number."""
+    console, first = Console(highlight=False), records[0]
+    orders = "" if first["num_orders"] is None else f", K = {first['num_orders']}"
+    table = Table(title=f"{first['estimator']} ({first['kind']}{orders})", title_justify="left")
+    table.add_column("corpus", overflow="fold")
+    for column in ("ppl", "nats", "± s.e.", "bits/token", "bits/byte", "tokens"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for r in records:
+        numbers = (_number(r[key]) for key in ("nats", "stderr", "bits_per_token", "bits_per_byte"))
+        table.add_row(r["corpus"], f"{r['perplexity']:.2f}", *numbers, f"{r['tokens']:,}")
+    console.print(table)
+    if first["num_orders"] in (None, 1):
+        return
+    curve = Table("corpus", "K", "bound", "± s.e.", "jackknife", "± s.e.", title="nats by number of orders")
+    for r in records:
+        for row in r["curve"]:
+            values = (row[key] for key in ("bound", "bound_stderr", "jackknife", "jackknife_stderr"))
+            curve.add_row(r["corpus"], str(row["num_orders"]), *map(_number, values))
+    console.print(curve)
+    for r in records:
+        console.print(f"{r['corpus']}: the bound falls by {_number(r['moved'])} nats/token from K/2 to K")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+class Work:
+    """Log-weights on disk, written whole or not at all, of one model, data and seed."""
+
+    def __init__(self, path: str | None, identity: dict[str, Any]) -> None:
+        self.path, self.identity = None if path is None else Path(path), identity
+        self.matrices: dict[str, Tensor] = {}
+        self.changed, self.saved = False, time.monotonic()
+        if self.path is not None and self.path.exists():
+            self._read(self.path)
+
+    def _read(self, path: Path) -> None:
+        try:
+            with safe_open(path, "pt") as file:
+                theirs = json.loads((file.metadata() or {})["identity"])
+                self.matrices = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise ValueError(f"{path} is no work file of esolm score ({error}): give another --work") from error
+        pairs = differing(theirs, self.identity).items()
+        if pairs:
+            other = "; ".join(f"{key} is {a!s:.12} there and {b!s:.12} here" for key, (a, b) in pairs)
+            raise ValueError(f"{path} is of another model, data or seed: {other}. Give another --work, or remove it")
+
+    def known(self, index: int) -> Tensor | None:
+        """What is known of one corpus."""
+        return self.matrices.get(str(index))
+
+    def keeper(self, index: int) -> Callable[[Tensor], None]:
+        """What takes the matrix of one corpus and writes the file now and then."""
+
+        def keep(matrix: Tensor) -> None:
+            self.matrices[str(index)], self.changed = matrix, True
+            if self.path is not None and time.monotonic() - self.saved >= EVERY:
+                self.save(self.path)
+
+        return keep
+
+    def save(self, path: Path) -> None:
+        """Write everything under another name, then rename it."""
+        partial = path.with_name(f".{path.name}.partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(self.matrices, partial, {"identity": json.dumps(self.identity)})
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        self.changed, self.saved = False, time.monotonic()
+
+    def __enter__(self) -> Work:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.path is not None and self.changed:
+            self.save(self.path)
+
+
+def identity(lm: LanguageModel, texts: list[evaluate.Sequences], o: Scoring) -> dict[str, Any]:
+    """What log-weights depend on, besides their number."""
+    digest = hashlib.sha256()
+    for name, value in sorted(lm.net.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    system = {"name": name_of(lm.system), **dataclasses.asdict(lm.system)}  # type: ignore[call-overload]
+    data = {f"{i}": sequences.sha256 for i, sequences in enumerate(texts)}
+    about = {"model": digest.hexdigest(), "system": system, "seed": o.seed, "antithetic": o.antithetic, "data": data}
+    return json.loads(json.dumps(about))
+
+
+def variance(run: str, corpus: str, **options: Any) -> int:
+    """Mean and standard deviation of single estimates of the bound of one sequence, as a table or JSON."""
+    o = Trials(**options)
+    lm = open_model(run, o.device, o.alpha_0)
+    texts = evaluate.read(lm, corpus, length=o.length, num_sequences=o.sequence + 1)
+    if len(texts) <= o.sequence:
+        raise ValueError(f"sequence is {o.sequence}; {corpus} has {len(texts)}, counted from 0")
+    rows = texts.rows(torch.tensor([o.sequence]), lm.net.embed.weight.device)
+    tokens = float(texts.tokens[o.sequence])
+    with bar(corpus, 2 * o.trials * o.num_samples) as advance:
+        found = {
+            "over t and z_t, independent times": (o.num_samples, over_times(lm, rows, o, advance)),
+            "over t and z_t, as esolm score": (o.num_samples, over_strata(lm, rows, o, advance)),
+            "over sigma, one order": (1, over_orders(lm, rows, o)),
+        }
+    records: list[dict[str, Any]] = []
+    for name, (samples, nats) in found.items():
+        each = nats / tokens
+        records.append({"estimator": name, "samples": samples, "mean": float(each.mean()), "sd": float(each.std())})
+    if o.json:
+        about = {"corpus": corpus, "tokens": int(tokens), "trials": o.trials, "estimators": records}
+        print(json.dumps(about, indent=1, allow_nan=False))
+        return 0
+    table = Table("estimator", "samples / trial", "mean", "S.D.", title=f"nats/token over {o.trials} trials")
+    for r in records:
+        table.add_row(r["estimator"], str(r["samples"]), _number(r["mean"]), _number(r["sd"]))
+    Console().print(table)
+    return 0
+
+
+Row = tuple[Tensor, Tensor | None, Tensor | None]
+"""x, valid and given of one sequence."""
+
+
+@torch.no_grad()
+def draw(lm: LanguageModel, system: Any, rows: Row, rng: Randomness, train: bool, count: int) -> Tensor:
+    """The system's bound of one sequence by `count` draws, the first of which is rng's first: float64 [count]."""
+    copies = (None if t is None else t.repeat(count, 1) for t in rows)
+    terms = system.terms(lm.net, *copies, rng, train)
+    return torch.stack([term.nats.double().sum(1) for term in terms]).sum(0).cpu()
+
+
+def over_times(lm: LanguageModel, rows: Row, o: Trials, advance: Callable[[int], None]) -> Tensor:
+    """The paper's estimate: independent times, weight -alpha'_t / (1 - alpha_t) on the nats of the masks; [trials].
+
+    At alpha_0 = 1 the weight is unbounded and the variance infinite: the standard deviation grows with the trials.
+    """
+    plain = {"t_min": 0.0, "weights": "elbo", "loss": "two_term"}
+    system: Any = lm.system
+    system = dataclasses.replace(system, **{key: value for key, value in plain.items() if hasattr(system, key)})
+    unbounded = getattr(system, "alpha_0", 1.0) == 1
+    total, found = o.trials * o.num_samples, []
+    for first in range(0, total, o.batch_size):
+        count = min(o.batch_size, total - first)
+        rng = Randomness(fold(o.seed, "times"), first, max(total, 1 << 16))  # so many strata that times are free
+        found.append(draw(lm, system, rows, rng, unbounded, count))
+        advance(count)
+    return torch.cat(found).view(o.trials, o.num_samples).mean(1)
+
+
+def over_strata(lm: LanguageModel, rows: Row, o: Trials, advance: Callable[[int], None]) -> Tensor:
+    """The bound of `esolm score`: stratified draws and, where weights are unbounded, numbers of masks; [trials]."""
+    found = []
+    for trial in range(o.trials):
+        rng = Randomness(fold(fold(o.seed, "strata"), trial), 0, o.num_samples)
+        found.append(draw(lm, lm.system, rows, rng, False, o.num_samples).mean())
+        advance(o.num_samples)
+    return torch.stack(found)
+
+
+def over_orders(lm: LanguageModel, rows: Row, o: Trials) -> Tensor:
+    """The any-order bound with one order; [trials]."""
+    nats_of, alpha_0 = order_function(lm.net, lm.system)
+    x, valid, given = rows
+    rng = Randomness(fold(o.seed, "orders"))
+    return -log_weights(nats_of, x, alpha_0, rng, range(o.trials), False, valid, given, rows=o.batch_size)[0]
