@@ -171,9 +171,10 @@ def blocks(
 def user_order(given: Tensor, valid: Tensor, rng: Randomness, sigma: Tensor, given_order: str = "random") -> Schedule:
     """One token at a time in the order of sigma, int [B|1, L], a permutation; given positions are taken out of it."""
     _, u, given_u, group = _prepare(given, valid, rng, given_order)
+    length = given.shape[1]
+    if sigma.shape[1] != length or not bool((sigma.sort(1).values == torch.arange(length)).all()):
+        raise ValueError(f"order must be a permutation of 0 .. {length - 1}")
     sigma = sigma.expand_as(given)
-    if not torch.equal(sigma.sort(1).values, torch.arange(given.shape[1]).expand_as(sigma)):
-        raise ValueError(f"order must be a permutation of 0 .. {given.shape[1] - 1}")
     group = torch.where(group == MASKED, CLEAN, group)
     step = torch.where(group == CLEAN, inverse(sigma).double(), 0.0)
     return _schedule(group, u, step, given_u)
