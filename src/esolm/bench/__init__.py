@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 NAMES = {
     "train": "a training step of every system, beside what counting rows and pairs predicts",
+    "likelihood": "all conditionals of an order in one pass, beside a plain forward pass and beside L passes",
     "gpt2": "our ar beside a transformers GPT-2 of equal size, data order and tokens",
     "machine": "matrix products and memory reads: the limits that the others are held against",
 }

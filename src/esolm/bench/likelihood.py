@@ -1,0 +1,124 @@
+"""The likelihood of an order in one pass, beside a plain forward pass and beside one pass for each token.
+
+Shapes: B batch, L length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..likelihood import bidirectional_nats, order_nats
+from ..machine import autocast, pick_precision
+from ..net.denoiser import Denoiser, DenoiserConfig, Rows
+from ..terms import token_nats
+from ..visibility import causal
+from .report import facts, table
+from .timing import interleaved, ratio, summary
+
+ORDER, PLAIN, PASSES = "one pass for an order", "plain forward", "a pass for each token"
+
+
+def cases(net: Denoiser, x: Tensor, mask_id: int, passes: int, precision: str) -> dict[str, Callable[[int], Tensor]]:
+    """The nats of x [B, L] under a new order each round, those of its next tokens, and so many of the L passes."""
+    batch, length = x.shape
+    everything = torch.ones_like(x, dtype=torch.bool)
+    position = torch.arange(length)[None]
+    chosen = (torch.arange(length) * passes // length).diff(prepend=torch.tensor([-1])) > 0
+
+    def orders(i: int) -> Tensor:
+        return torch.rand(batch, length, generator=torch.Generator().manual_seed(i)).argsort(-1)
+
+    def one_pass(i: int) -> Tensor:
+        return order_nats(net, x, orders(i), everything, mask_id)
+
+    def plain(i: int) -> Tensor:
+        logits = net(x, position, causal(length), out=Rows(slice(0, length)))
+        return token_nats(logits.flatten(0, 1), x.flatten(), mask_id)
+
+    def each_token(i: int) -> Tensor:
+        scored = chosen.expand(1, -1)
+        return bidirectional_nats(net, x[:1], orders(i)[:1], scored, mask_id, batch_size=batch)
+
+    def timed(case: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
+        def run(i: int) -> Tensor:
+            with torch.no_grad(), autocast(x.device, precision):
+                return case(i)
+
+        return run
+
+    return {ORDER: timed(one_pass), PLAIN: timed(plain), PASSES: timed(each_token)}
+
+
+def measure(
+    length: int, vocab_size: int, batch: int, layers: int, width: int, rounds: int, passes: int, precision: str
+) -> dict[str, Any]:
+    """One size: seconds and ratios."""
+    torch.manual_seed(0)
+    net = Denoiser(DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)).eval()
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    x = torch.randint(0, vocab_size - 1, (batch, length))
+    passes = min(passes, length)
+    seconds = interleaved(cases(net, x, vocab_size - 1, passes, precision), rounds)
+    cost = ratio(seconds[ORDER], seconds[PLAIN])
+    # One order of one sequence by L passes, all of the same size, against one of the batch.
+    gain = ratio([s * length / passes for s in seconds[PASSES]], [s / batch for s in seconds[ORDER]])
+    return {
+        "length": length,
+        "vocab_size": vocab_size,
+        "batch": batch,
+        "cost_of_plain_forward": round(cost.median, 3),
+        "cost_quartiles": [round(cost.low, 3), round(cost.high, 3)],
+        "faster_than_passes": round(gain.median, 1),
+        "faster_quartiles": [round(gain.low, 1), round(gain.high, 1)],
+        "passes_timed": passes,
+        "orders_per_second": round(batch / summary(seconds[ORDER]).median, 2),
+        "orders_per_second_by_passes": round(passes / length / summary(seconds[PASSES]).median, 5),
+    }
+
+
+def run(
+    lengths: list[int] | None = None,
+    vocab_size: int = 4098,
+    tokens: int = 4096,
+    layers: int = 6,
+    width: int = 384,
+    rounds: int = 9,
+    passes: int = 16,
+    precision: str = "float32",
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """One pass for all conditionals of an order: its cost in plain forward passes, and its gain over L passes.
+
+    Logits and nats of every position count on both sides; a mask query for each token makes the ideal cost 2.
+
+    Args:
+        lengths: tokens in a sequence; 256 and 1024 by default.
+        vocab_size: entries of the vocabulary, the mask included.
+        tokens: tokens in a batch.
+        layers: blocks of the network.
+        width: width of the network, a multiple of 64.
+        rounds: how often each case is timed.
+        passes: how many of the L separate passes, which are all alike, are timed.
+        precision: auto, float32 or bf16.
+        threads: threads to use; PyTorch's choice by default.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    precision = pick_precision(precision, torch.device("cpu"))
+    found = [
+        measure(length, vocab_size, max(tokens // length, 1), layers, width, rounds, passes, precision)
+        for length in lengths or [256, 1024]
+    ]
+    columns = ("L", "× plain forward", "quartiles", "× faster than L passes", "orders/s", "by L passes")
+    rows = [
+        (str(r["length"]), r["cost_of_plain_forward"], "{:.2f}-{:.2f}".format(*r["cost_quartiles"]),
+         r["faster_than_passes"], r["orders_per_second"], r["orders_per_second_by_passes"])
+        for r in found
+    ]  # fmt: skip
+    table(f"an order's likelihood, V = {vocab_size}, {layers} x {width}, {precision}", columns, rows)
+    return {"machine": facts(), "precision": precision, "cases": found}
