@@ -221,13 +221,36 @@ def gif(film: Film, tokenizer: Tokenizer) -> bytes:
     """An animated GIF of the same picture."""
     need_gif()
     scene, palette = Scene.of(film, tokenizer), _palette()
-    last = len(scene.counts) - 1
-    settled = last + 1 + int(FADE / scene.pause)
-    frames = [paint(scene, now).quantize(palette=palette, dither=0) for now in (*range(-1, last + 1), settled)]
-    seconds = [BEFORE, *[scene.pause] * (last + 1), AFTER]
-    file, times = io.BytesIO(), [10 * round(100 * s) for s in seconds]
+    moments = len(scene.counts)
+    frames = [image.quantize(palette=palette, dither=0) for image in paint(scene)]
+    file, seconds = io.BytesIO(), [BEFORE, *[scene.pause] * moments, AFTER]
+    times = [10 * round(100 * s) for s in seconds]
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)
     return file.getvalue()
+
+
+def paint(scene: Scene) -> Iterator[Any]:
+    """A Pillow image of only dots, one for each moment, and one of the finished text; each painted over the last."""
+    pen, moments, fading = Pen(*scene.size), len(scene.counts), 1 + int(FADE / scene.pause)
+    for span in scene.dots:
+        x, y = PADDING + span.column * WIDTH + 1, _baseline(span.line) - 9
+        pen.box(x, y, cell_len(span.text) * WIDTH - 2, 8, MASK)
+    _paint_letters(pen, scene, -1, 1.0)
+    for now in (*range(-1, moments), moments + fading):
+        _paint_head(pen, scene, now)
+        for m in range(max(0, now - 2 * fading), min(now + 1, moments)):
+            _paint_letters(pen, scene, m, min((now - m) * scene.pause / FADE, 1.0))
+        yield pen.image.reduce(2)
+
+
+def _paint_letters(pen: Pen, scene: Scene, moment: int, age: float) -> None:
+    """The tokens of a moment, from bright at age 0 to the colour of their phase at age 1."""
+    for span in (*scene.at(moment, scene.dots), *scene.at(moment, scene.letters)):
+        pen.clear(PADDING + span.column * WIDTH, _baseline(span.line) - FONT, cell_len(span.text) * WIDTH, LINE - 2)
+    for span in scene.at(moment, scene.letters):
+        colour = _mix(FRESH, COLOURS[scene.phase[span.token]], int(age * FADES) / FADES)
+        colour = QUIET if span.text[0] == BREAK else colour
+        pen.text(span.column, _baseline(span.line), span.text, colour, bold=moment < 0)
 
 
 class Pen:
@@ -244,31 +267,19 @@ class Pen:
         place = ((PADDING + column * WIDTH) * SCALE, y * SCALE)
         self.draw.text(place, text, colour, _font(bold), anchor="ls")
 
+    def clear(self, x: int, y: int, width: int, height: int) -> None:
+        """Nothing but the panel there."""
+        self.draw.rectangle((x * SCALE, y * SCALE, (x + width) * SCALE - 1, (y + height) * SCALE - 1), PANEL)
+
     def box(self, x: float, y: int, width: float, height: int, colour: str) -> None:
         """A rectangle with round ends."""
         corners = (x * SCALE, y * SCALE, (x + width) * SCALE, (y + height) * SCALE)
         self.draw.rounded_rectangle(corners, min(width, height) * SCALE / 2, colour)
 
 
-def paint(scene: Scene, now: int) -> Any:
-    """The picture at one moment, as a Pillow image."""
-    pen = Pen(*scene.size)
-    _paint_head(pen, scene, now)
-    for span in scene.dots:
-        if scene.moment[span.token] > now:
-            x, y = PADDING + span.column * WIDTH + 1, _baseline(span.line) - 9
-            pen.box(x, y, cell_len(span.text) * WIDTH - 2, 8, MASK)
-    for span in scene.letters:
-        if (moment := scene.moment[span.token]) <= now:
-            age = 1.0 if moment < 0 else min((now - moment) * scene.pause / FADE, 1.0)
-            colour = _mix(FRESH, COLOURS[scene.phase[span.token]], int(age * FADES) / FADES)
-            colour = QUIET if span.text[0] == BREAK else colour
-            pen.text(span.column, _baseline(span.line), span.text, colour, bold=moment < 0)
-    return pen.image.reduce(2)
-
-
 def _paint_head(pen: Pen, scene: Scene, now: int) -> None:
     y, full, counts = PADDING + FONT - 3, COLUMNS * WIDTH, [0, *scene.counts]
+    pen.clear(0, 0, scene.size[0], PADDING + HEAD - 4)
     for column, phase in legend(scene):
         pen.box(PADDING + column * WIDTH, y - 10, 10, 10, COLOURS[phase])
         pen.text(column + 2, y, phase, COLOURS[phase])
