@@ -31,7 +31,8 @@ class KVCache:
         self.ranks = torch.full((batch, capacity), HIDDEN, dtype=torch.long, device=device)
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
         self.extent = 0  # the longest row, known without asking the device
-        self.even = True  # all rows have the same length and ranks
+        self.even = True  # all rows have the same length
+        self.shared = True  # and the same ranks
         self._slot: Tensor | None = None  # where this pass writes, int [B, N], unless all rows are even
         self._new: Tensor | None = None  # the ranks of this pass
 
@@ -44,9 +45,11 @@ class KVCache:
         self._new = visibility.rank
         if self.even:
             self._slot = None
-            past = self.ranks[: 1 if visibility.rank.shape[0] == 1 else None, : self.extent]
-            rank = torch.cat([past, visibility.rank], 1)
-            clique = torch.cat([torch.full_like(past, -1), visibility.clique], 1)
+            one = self.shared and visibility.rank.shape[0] == 1
+            past = self.ranks[: 1 if one else None, : self.extent]
+            rows = past.shape[0]
+            rank = torch.cat([past, visibility.rank.expand(rows, -1)], 1)
+            clique = torch.cat([torch.full_like(past, -1), visibility.clique.expand(rows, -1)], 1)
         else:
             rows = self.lengths.shape[0]
             self._slot = self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
@@ -84,6 +87,7 @@ class KVCache:
             slot = self._slot[:, :kept]
             self.ranks.scatter_(1, slot, self._new[:, :kept].expand_as(slot))
         self.even = self.even and isinstance(count, int)
+        self.shared = self.shared and self._new.shape[0] == 1
         self.lengths = self.lengths + count
         self.extent = end
         self._new = None
