@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esolm import order
+from esolm.net.cache import KVCache
 from esolm.visibility import (
     HIDDEN,
     Visibility,
@@ -136,8 +137,10 @@ def test_sampling_b(sigma: list[int], decoded: int, now: int) -> None:
     assert torch.equal(seen(by_order(step)), expected)
     rows = sorted(range(len(tokens)), key=lambda i: step[0, i])
     new, old = step[:, rows[decoded:]], step[:, rows[:decoded]]
-    cached = by_order(new).dense(past_rank=old)[0, 0]
-    assert torch.equal(cached, expected[rows[decoded:]][:, rows])
+    cache = KVCache(1, 1, 1, 8, 2, torch.float32, torch.device("cpu"))
+    cache.place(by_order(old))
+    cache.commit(decoded)
+    assert torch.equal(cache.place(by_order(new))[0, 0], expected[rows[decoded:]][:, rows])
 
 
 @given(examples(ascending=True), st.data())

@@ -120,34 +120,72 @@ def test_a_cache_fed_in_pieces_equals_one_pass(net: Denoiser, pieces: tuple[int,
     tokens = toy.text(B).gather(1, sigma)
     expected = net(tokens, sigma, causal(L))
     cache = net.new_cache(B, L + 1)
+    done = 0
     with torch.no_grad():
         for size in pieces:
-            at = slice(cache.length, cache.length + size)
-            rank = torch.arange(at.start, at.stop)[None]
+            at = slice(done, done + size)
+            rank = torch.arange(done, done + size + 1)[None]
             new, place = tokens[:, at], sigma[:, at]
             mask = torch.full((B, 1), V - 1)
-            extra = by_order(torch.cat([rank, rank[:, -1:] + 1], 1))
-            out = net(torch.cat([new, mask], 1), torch.cat([place, place[:, -1:]], 1), extra, cache=cache)
+            out = net(torch.cat([new, mask], 1), torch.cat([place, place[:, -1:]], 1), by_order(rank), cache=cache)
             torch.testing.assert_close(out[:, :-1], expected[:, at], **CLOSE)
-            cache.commit(rank)
-    assert cache.length == L
-    assert torch.equal(cache.rank, torch.arange(L).expand(B, -1))
+            cache.commit(size)
+            done += size
+    assert cache.extent == L
+    assert torch.equal(cache.ranks[:, :L], torch.arange(L).expand(B, -1))
 
 
-def test_a_cache_with_rows_that_are_not_seen(net: Denoiser) -> None:
-    """Ragged prompts: padding is committed with a rank that no horizon reaches."""
-    tokens, hidden = toy.text(2), torch.tensor([[0, 1, 2], [0, 1, 2**30]])
+def test_a_cache_whose_rows_have_lengths_of_their_own(net: Denoiser) -> None:
+    """Each row commits as many as it likes; what it does not commit is fed again."""
+    sigma = toy.permutations(B, L)
+    tokens = toy.text(B).gather(1, sigma)
+    expected = net(tokens, sigma, causal(L))
+    cache, done = net.new_cache(B, L + 3), torch.zeros(B, dtype=torch.long)
+    with torch.no_grad():
+        for count in ([3, 1, 2], [0, 3, 1], [3, 3, 3], [2, 1, 2]):
+            place = done[:, None] + torch.arange(3)
+            at = place.clamp_max(L - 1)
+            out = net(tokens.gather(1, at), sigma.gather(1, at), by_order(place), cache=cache)
+            fed = (place < L)[..., None].expand_as(out)
+            torch.testing.assert_close(out[fed], expected.gather(1, at[..., None].expand_as(out))[fed], **CLOSE)
+            done = done + torch.tensor(count)
+            cache.commit(torch.tensor(count), max(count), int(done.max()))
+    assert torch.equal(cache.lengths, done)
+    assert done.tolist() == [L, L, L]
+
+
+def test_a_cache_sees_only_itself_in_a_clique(net: Denoiser) -> None:
+    """Masks that see the committed tokens and themselves, not each other: each as if it were alone."""
+    tokens, masks = toy.text(B), torch.full((B, 3), V - 1)
+    with torch.no_grad():
+        cache = net.new_cache(B, L + 3)
+        net(tokens[:, :5], POSITION[:, :5], causal(5), cache=cache)
+        cache.commit(5)
+        apart = Visibility(torch.full((1, 3), 2**30), torch.full((1, 3), 4), torch.arange(3)[None])
+        together = net(masks, POSITION[:, 5:], apart, cache=cache)
+        for i in range(3):
+            alone = torch.cat([tokens[:, :5], masks[:, :1]], 1)
+            place = torch.cat([POSITION[:, :5], POSITION[:, 5 + i : 6 + i]], 1)
+            torch.testing.assert_close(together[:, i], net(alone, place, causal(6))[:, -1], **CLOSE)
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_a_cache_with_rows_that_are_not_seen(net: Denoiser, labels: int) -> None:
+    """Ragged prompts: padding is committed with a rank that no horizon reaches, in its own row only."""
+    tokens, rank = toy.text(2), torch.tensor([[0, 1, 2], [0, 1, 2**30]])
     with torch.no_grad():
         results = []
         for fill in (0, 1):
             prompt = tokens[:, :3].clone()
             prompt[1, 2] = fill
             cache = net.new_cache(2, L)
-            net(prompt, POSITION[:, :3], causal(3), cache=cache)
-            cache.commit(hidden)
-            rank = torch.tensor([[3], [3]])
-            results.append(net(tokens[:, 3:4], POSITION[:, 3:4], by_order(rank), cache=cache))
+            net(prompt, POSITION[:, :3], by_order(rank), cache=cache)
+            cache.commit(3)
+            after = by_order(torch.full((labels, 1), 3))
+            results.append(net(tokens[:, 3:4], POSITION[:, 3:4], after, cache=cache))
         torch.testing.assert_close(results[0], results[1], **CLOSE)
+        whole = net(tokens[:1, :4], POSITION[:, :4], causal(4))
+        torch.testing.assert_close(results[0][0, 0], whole[0, 3], **CLOSE)
         short = net(tokens[1:, [0, 1, 3]], POSITION[:, [0, 1, 3]], causal(3))
         torch.testing.assert_close(results[0][1, 0], short[0, 2], **CLOSE)
 
@@ -158,7 +196,7 @@ def test_a_full_cache_says_so(net: Denoiser) -> None:
         net(toy.text(B), POSITION, causal(L), cache=cache)
     with torch.no_grad():
         net(toy.text(B, 4), POSITION[:, :4], causal(4), cache=cache)
-        cache.commit(torch.arange(4)[None])
+        cache.commit(4)
         with pytest.raises(ValueError, match="the cache holds 5 tokens, and 6 were asked for"):
             net(toy.text(B, 2), POSITION[:, :2], causal(2), cache=cache)
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 
 from esolm import order
+from esolm.net.cache import KVCache
 from esolm.visibility import (
     HIDDEN,
     Visibility,
@@ -136,9 +136,11 @@ def test_a_span_of_query_rows(visibility: Visibility) -> None:
 
 
 def test_cached_keys_are_seen_by_rank() -> None:
-    new = by_order(torch.tensor([[3, 5], [4, 2]]))
-    past: Tensor = torch.tensor([[0, 4, HIDDEN], [5, 3, HIDDEN]])
-    found = new.dense(past_rank=past)
+    """Of two rows with ranks of their own; the last committed key of each is hidden."""
+    cache = KVCache(1, 2, 1, 8, 2, torch.float32, torch.device("cpu"))
+    cache.place(by_order(torch.tensor([[0, 4, HIDDEN], [5, 3, HIDDEN]])))
+    cache.commit(3)
+    found = cache.place(by_order(torch.tensor([[3, 5], [4, 2]])))
     assert found.shape == (2, 1, 2, 5)
     expected = [[[1, 0, 0, 1, 0], [1, 1, 0, 1, 1]], [[0, 1, 0, 1, 1], [0, 0, 0, 0, 1]]]
     assert found[:, 0].int().tolist() == expected
