@@ -82,6 +82,7 @@ def test_draws_of_the_two_terms_are_independent() -> None:
         ("esolm", {"alpha_0": -0.1}, "alpha_0 is -0.1"),
         ("esolm", {"kappa": 0.0}, "kappa is 0.0"),
         ("esolm", {"kappa": 1.0}, "kappa is 1.0"),
+        ("esolm", {"t_min": 1.0}, "t_min is 1.0"),
         ("esolm", {"variant": "C"}, "variant is 'C'"),
         ("esolm", {"loss": "other"}, "loss is 'other'"),
         ("esolm", {"weights": "other"}, "weights is 'other'"),

@@ -83,6 +83,8 @@ class System:
             raise ValueError(f"alpha_0 is {self.alpha_0}; it must be between 0 and 1")
         if not 0 < self.kappa < 1 and not self.kappa == self.alpha_0 == self.share:
             raise ValueError(f"kappa is {self.kappa}; it must be strictly between 0 and 1")
+        if not 0 <= self.t_min < 1:
+            raise ValueError(f"t_min is {self.t_min}; it must be at least 0 and below 1")
         choices = {"variant": ("B", "A"), "loss": ("two_term", "any_order"), "weights": ("auto", "elbo", "unit")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
