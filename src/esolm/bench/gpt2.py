@@ -11,8 +11,8 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import amx
 from ..data import Loader, Manifest
+from ..machine import settle
 from ..net.denoiser import Denoiser, DenoiserConfig
 from ..randomness import Randomness
 from ..system import find
@@ -72,7 +72,7 @@ def run(
         lr: learning rate after a warm-up of a tenth of the steps, with a cosine to zero.
         seed: decides the order of the data.
     """
-    amx.settle()
+    settle()
     manifest = Manifest.load(data)
     source = Loader(data, "train", batch_size, seed)
     held_out = Loader(data, "valid", batch_size, seed, shuffle=False)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import amx
-from ..machine import autocast, pick_precision
+from ..machine import autocast, pick_precision, settle
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
 from ..randomness import Randomness, fold
 from ..system import System, find
@@ -133,7 +132,7 @@ def run(
         precision: auto, float32 or bf16.
         threads: threads to use; PyTorch's choice by default.
     """
-    amx.settle()
+    settle()
     if threads:
         torch.set_num_threads(threads)
     precision = pick_precision(precision, torch.device("cpu"))

@@ -62,7 +62,7 @@ class Rows:
     def select(self, h: Tensor) -> Tensor:
         """[B, N, W] -> [B, span, W] or [R, W]."""
         h = h[:, self.span]
-        return h if self.index is None else h.flatten(0, 1)[self.index]
+        return h if self.index is None else h.flatten(0, 1).index_select(0, self.index)
 
     def place(self, h: Tensor, batch: int) -> Tensor:
         """The inverse of select, [R, W] -> [B, span, W], with zeros in the rows that were not asked for."""
@@ -222,7 +222,7 @@ class Block(nn.Module):
             k, v = past.cache.extend(past.layer, k, v)
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=past.seen[:, :, span])
         mixed = mixed.transpose(1, 2).flatten(2)
-        return mixed if rows is None or rows.index is None else mixed.flatten(0, 1)[rows.index]
+        return mixed if rows is None or rows.index is None else mixed.flatten(0, 1).index_select(0, rows.index)
 
     def residual(self, h: Tensor, change: Tensor, gate: Tensor | None) -> Tensor:
         """h + gate * dropout(change)."""
