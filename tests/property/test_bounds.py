@@ -169,8 +169,7 @@ def test_the_ends_by_enumeration() -> None:
 
 @pytest.mark.parametrize("alpha_0", [1.0, 0.5, 0.125, 0.0])
 def test_any_order_equals_diffusion_if_masks_are_hidden_from_each_other(alpha_0: float) -> None:
-    """L_AO = L_MDM, and with the AR loss for alpha_0 < 1; for (B), whose masks see earlier masks, they differ
-    (house.md, trap 3)."""
+    """L_AO = L_MDM, and with the AR loss for alpha_0 < 1; for (B), whose masks see earlier masks, they differ."""
     sequential = by_order(alpha_0, sequential_only=True)
     assert mdm("hidden", alpha_0) + sequential == pytest.approx(by_order(alpha_0), abs=1e-10)
     if alpha_0 > 0:

@@ -183,7 +183,7 @@ def test_the_left_to_right_end(net: Denoiser, name: str, options: dict[str, Any]
 
 
 def test_mask_queries_are_not_the_shifted_ar(net: Denoiser) -> None:
-    """On the same weights `ar` predicts from the token before (house.md, trap 8)."""
+    """On the same weights `ar` predicts from the token before."""
     found = toy.values(toy.make("ar", MASK), net, X, RNG, False)["nll"]
     assert (found - left_to_right(net)).abs().max() > 0.1
     for b, x in enumerate(X.tolist()):

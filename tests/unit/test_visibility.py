@@ -146,6 +146,14 @@ def test_cached_keys_are_seen_by_rank() -> None:
     assert found[:, 0].int().tolist() == expected
 
 
+def test_what_a_row_did_not_commit_is_not_seen() -> None:
+    """Rows of different lengths; all ranks are alike, so that only the lengths can tell."""
+    cache, alike = KVCache(1, 2, 1, 8, 2, torch.float32, torch.device("cpu")), torch.zeros(2, 3, dtype=torch.long)
+    cache.place(by_order(alike))
+    cache.commit(torch.tensor([2, 0]), 2, 2)
+    assert cache.place(by_order(alike[:, :1]))[:, 0].int().tolist() == [[[1, 1, 1]], [[1, 0, 0]]]
+
+
 @pytest.mark.parametrize("num_z", [0, -1, 7])
 def test_a_z_half_of_no_or_too_many_slots_is_refused(num_z: int) -> None:
     with pytest.raises(ValueError, match=f"num_z is {num_z}"):
