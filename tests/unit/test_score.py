@@ -250,3 +250,11 @@ def test_variance(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["samples"] for row in half["estimators"]] == [3, 3, 1]
     assert cli.main(["variance", str(home / "esolm"), str(home / "a.txt"), "--trials=3"]) == 0
     assert "over 3 trials" in capsys.readouterr().out
+
+
+def test_the_benchmark_of_the_single_pass_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sizes = ["--lengths=[8,16]", "--vocab_size=20", "--tokens=32", "--layers=1", "--width=64", "--rounds=2"]
+    assert cli.main(["bench", "likelihood", *sizes, "--passes=4", f"--json={tmp_path / 'found.json'}"]) == 0
+    cases = json.loads((tmp_path / "found.json").read_text())["cases"]
+    assert [(case["length"], case["batch"], case["passes_timed"]) for case in cases] == [(8, 4, 4), (16, 2, 4)]
+    assert all(case[key] > 0 for case in cases for key in ("cost_of_plain_forward", "faster_than_passes"))
