@@ -125,7 +125,7 @@ def ancestral(
     valid: Tensor,
     rng: Randomness,
     alpha_0: float,
-    num_steps: int | None,
+    num_steps: int | Tensor | None,
     given_order: str = "random",
     block_size: int | None = None,
 ) -> Schedule:
@@ -134,7 +134,8 @@ def ancestral(
     Under n_t ~ Binomial(masked, (alpha_s - alpha_t) / (1 - alpha_t)) every position has, independently, the chance
     alpha_0 / T to be denoised at each of the T steps and 1 - alpha_0 to be left for the sequential phase: so one
     uniform per position draws its step, and no loop over T is needed. num_steps None is T -> infinity, the
-    first-hitting sampler: one token at a time. With block_size the T steps are those of each block, one after another.
+    first-hitting sampler: one token at a time; int [B, 1] is T of each row. With block_size the T steps are those of
+    each block, one after another.
     """
     position, u, given_u, group = _prepare(given, valid, rng, given_order)
     group = torch.where((group == MASKED) & (u < alpha_0), CLEAN, group)

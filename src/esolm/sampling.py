@@ -67,8 +67,8 @@ def any_order_plan(
         return order.blocks(given, valid, rng, request.parallelism, how)
     if sampler == "left_to_right":
         return order.ancestral(given, valid, rng, 0.0, None, how)
-    length = given.shape[1]
-    steps = (request.num_steps or length) if sampler == "ancestral" else None
+    own = valid.sum(1, keepdim=True)  # of each row, whatever stands beside it
+    steps = None if sampler == "first_hitting" else own if request.num_steps is None else request.num_steps
     return order.ancestral(given, valid, rng, alpha_0, steps, how)
 
 

@@ -87,10 +87,10 @@ class System:
             raise ValueError(f"length {length} is not a multiple of block_size {self.block_size}")
         steps = None
         if sampler == "ancestral":
-            steps = (length if request.num_steps is None else request.num_steps) * self.block_size // length
-            if steps < 1:
-                blocks = length // self.block_size
-                raise ValueError(f"num_steps is {request.num_steps}; {blocks} blocks need at least {blocks}")
+            blocks = -(-request.valid.sum(1, keepdim=True) // self.block_size)  # of each row
+            steps = self.block_size if request.num_steps is None else request.num_steps // blocks
+            if request.num_steps is not None and request.num_steps < (most := int(blocks.max())):
+                raise ValueError(f"num_steps is {request.num_steps}; {most} blocks need at least {most}")
         return ancestral(request.given, request.valid, rng, 1.0, steps, request.given_order, self.block_size)
 
     def sample(self, net: Denoiser, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
