@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +30,9 @@ class Event(NamedTuple):
     """One step of a running sample: what was committed, and everything so far."""
 
     step: int  # 0-based, of this batch
-    steps: int  # at most so many in all
+    steps: int  # of the row that has most; where rows differ, bd3lm and variant A may need more
     committed: Step
-    tokens: Tensor  # int [B, L]; the mask id where nothing is decided yet
+    tokens: Tensor  # int [B, L]; the mask id where nothing is decided yet; the next event changes it
     schedule: Schedule
     first: int  # the first sample of this batch
 
@@ -149,10 +149,10 @@ class LanguageModel:
             "order": None if order is None else torch.tensor([list(order)]), "given_order": given_order,
             "draw": Draw(temperature, top_p, top_k),
         }  # fmt: skip
-        batches = []
+        batches, longest = [], max(map(len, rows))
         for first in range(0, num_samples, batch_size):
             rng = Randomness(fold(seed, "sample"), first, num_samples)
-            request = self._request(rows[first : first + batch_size], settings)
+            request = self._request(rows[first : first + batch_size], longest, settings)
             batches.append((request, self.system.plan(request, rng), rng))  # wrong requests fail before any work
         return self._run(batches)
 
@@ -228,6 +228,11 @@ class LanguageModel:
     def _run(self, batches: list[tuple[Request, Schedule, Randomness]]) -> Iterator[Event]:
         for request, schedule, rng in batches:
             tokens = torch.where(request.given, request.x, self.system.mask_id).cpu()
+            if not schedule.nfe.any():  # all of this batch is given: one event that commits nothing
+                none = torch.zeros(len(tokens), 0, dtype=torch.long)
+                nothing = Step(none, none, none.bool())
+                yield Event(0, schedule.sizes.shape[1], nothing, tokens, schedule, rng.first)
+                continue
             iterator = self.system.sample(self.net, request, schedule, rng)
             for k in range(1 << 62):
                 with torch.inference_mode():  # not held while the caller looks at an event
@@ -252,6 +257,8 @@ class LanguageModel:
             if prompt is not None or len(tokens) != num_samples:
                 raise ValueError(f"give either prompt or tokens, and {num_samples} rows of tokens, one for each sample")
             rows = [list(row) for row in tokens]
+            if not all(rows):
+                raise ValueError("a row of tokens is empty: give at least one position, None where it is to be drawn")
         else:
             length = self.net.config.length if length is None else length
             if length < 1:
@@ -266,12 +273,13 @@ class LanguageModel:
                     raise ValueError(f"the prompt has {len(ids)} tokens and length is {length}: raise length")
                 rows.append([*ids, *[None] * (length - len(ids))])
         self._check(t for row in rows for t in row if t is not None)
+        if not any(None in row for row in rows):
+            raise ValueError("every token is given, which leaves nothing to generate: raise length")
         return rows
 
-    def _request(self, rows: list[list[int | None]], settings: dict[str, Any]) -> Request:
+    def _request(self, rows: list[list[int | None]], longest: int, settings: dict[str, Any]) -> Request:
         device = self.net.embed.weight.device
         lengths = torch.tensor([len(row) for row in rows])
-        longest = int(lengths.max())
         x = torch.tensor([[0 if t is None else t for t in row] + [0] * (longest - len(row)) for row in rows])
         given = torch.tensor([[t is not None for t in row] + [False] * (longest - len(row)) for row in rows])
         valid = torch.arange(longest) < lengths[:, None]
@@ -283,7 +291,7 @@ def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Sam
     begin, passes, last = time.perf_counter(), 0, {}
     for event in events:
         last[event.first] = event
-        passes += 1
+        passes += event.committed.drawn.shape[1] > 0
     seconds = time.perf_counter() - begin
     texts, tokens, nfe, steps = [], [], [], []
     for event in last.values():
@@ -292,8 +300,9 @@ def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Sam
             length = int(schedule.given[row] + schedule.sizes[row].sum())
             ids = ids[:length]
             tokens.append(ids)
-            texts.append(lm.tokenizer.decode(until(ids, lm.tokenizer.eos_id) if cut else ids))
             steps.append(schedule.steps(row))
+            drawn = {i for step in steps[-1] for i in step}
+            texts.append(lm.tokenizer.decode(until(ids, lm.tokenizer.eos_id, drawn) if cut else ids))
         nfe += schedule.nfe.tolist()
     return Samples(texts, tokens, nfe, passes, steps, seconds)
 
@@ -307,9 +316,10 @@ def with_alpha_0(system: System, alpha_0: float | None) -> System:
     return dataclasses.replace(system, alpha_0=alpha_0)  # type: ignore[type-var]
 
 
-def until(ids: list[int], end: int | None) -> list[int]:
-    """The tokens before the first end token."""
-    return ids if end is None or end not in ids else ids[: ids.index(end)]
+def until(ids: list[int], end: int | None, drawn: Container[int] | None = None) -> list[int]:
+    """The tokens before the first end token; of those at drawn positions, if these are given."""
+    ends = (i for i, token in enumerate(ids) if token == end and (drawn is None or i in drawn))
+    return ids[: next(ends, None)]
 
 
 def describe(lm: LanguageModel) -> dict[str, Any]:
