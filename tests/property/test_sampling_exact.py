@@ -87,7 +87,8 @@ def requests(draw: st.DrawFn, kind: str) -> Request:
         samplers = ["ancestral", "first_hitting"]
     options["sampler"] = draw(st.sampled_from(samplers))
     if options["sampler"] == "ancestral":
-        options["num_steps"] = draw(st.integers(length // block if kind.startswith("bd3lm") else 1, 3 * length))
+        least = length // block if kind.startswith("bd3lm") else 1
+        options["num_steps"] = draw(st.none() | st.integers(least, 3 * length))
     if options["sampler"] in ("ancestral", "first_hitting") and kind in ("B", "any", "A"):
         options["alpha_0"] = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
     if options["sampler"] == "block":
@@ -153,8 +154,6 @@ def alone(kind: str, request: Request, row: int) -> Request:
     if request.order is not None:
         sigma = request.order.expand(len(request.x), -1)[row]
         cut["order"] = sigma[sigma < length][None]
-    if kind.startswith("bd3lm") and request.num_steps is not None:  # T is for the whole length, T' for a block
-        cut["num_steps"] = request.num_steps * block // request.x.shape[1] * (length // block)
     return replace(request, **cut)
 
 
