@@ -47,7 +47,7 @@ class Rate:
     draws: int  # that were compared: up to a row's first flip
 
     def __str__(self) -> str:
-        return f"{self.rows:.2%} of {ROWS} rows differ; expected {self.per_token:.1e} flips a token ({self.draws} draws)"
+        return f"{self.rows:.2%} of {ROWS} rows differ; {self.per_token:.1e} flips expected per token of {self.draws}"
 
 
 def measure(system: Any, net: Any, length: int = LENGTH, rows: int = ROWS) -> Rate:
@@ -115,7 +115,8 @@ def test_float32(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("bf16")
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_bfloat16(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same network in bfloat16. Measured: no or one row, 3e-5 to 2e-4 flips a token; most logits are the same bits."""
+    """The same network in bfloat16, where most logits are the same bits. Measured: no or one row, 3e-5 to 2e-4 flips a
+    token."""
     net = toy.network(V, LENGTH, torch.bfloat16, width=64, layers=4)
     rate = measure(toy.make(name, MASK, **SYSTEMS[name]), net)
     report(f"{name}, bfloat16", rate, capsys)
