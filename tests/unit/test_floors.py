@@ -9,7 +9,7 @@ import esolm
 
 ROOT = Path(esolm.__file__).parent
 FLOORS = [
-    "randomness terms nested options machine amx draw",
+    "randomness terms nested options machine draw",
     "visibility noise order",
     "net",
     "system",
