@@ -122,7 +122,8 @@ def _style(scene: Scene) -> str:
         f".t,.d,.n,.b{{animation:{total:.2f}s linear infinite}}",
         f".d{{opacity:0;fill:{MASK}}}.q{{fill:{QUIET}}}.g{{font-weight:bold}}",
         f".n{{animation-name:n;transform:translateY({-moments * LINE}px)}}",
-        f"@keyframes n{{0%{{transform:none}}{begin}{{transform:none;animation-timing-function:steps({moments},start)}}"
+        f"@keyframes n{{0%{{transform:none}}"
+        f"{begin}{{transform:none;animation-timing-function:steps({max(moments, 1)},start)}}"
         f"{end},100%{{transform:translateY({-moments * LINE}px)}}}}",
         ".b{animation-name:b;transform-box:fill-box;transform-origin:right;transform:scaleX(0)}",
         f"@keyframes b{{0%,{begin}{{transform:none}}{end},100%{{transform:scaleX(0)}}}}",

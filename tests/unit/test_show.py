@@ -177,6 +177,13 @@ def test_svg_is_well_formed_whatever_the_bytes_and_bounded_however_many_passes()
     assert f">{len(ids)}</text>" in drawn
 
 
+def test_a_row_of_which_all_is_given_is_a_picture_that_stands_still():
+    row = film("given", given_tokens=5)
+    root = ET.fromstring(picture.svg(row, BYTES))
+    assert [text.text for text in root.findall(f"{SVG}g[@class='g']/{SVG}text")] == list("given")
+    assert not root.findall(f"{SVG}g[@class='d']")
+
+
 def test_gif_has_a_frame_for_each_pass():
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("matplotlib")
