@@ -200,6 +200,22 @@ def test_ties_are_kept() -> None:
         torch.testing.assert_close(draw.probabilities(flat, 0)[0], torch.tensor([0, 0.2, 0.2, 0.2, 0.2, 0.2]))
 
 
+def test_the_nucleus_ends_where_its_mass_is_reached() -> None:
+    """Two tokens of mass top_p together, to the last bit: the others are outside, however they are drawn."""
+    tried = 0
+    for k in range(1, 60):
+        logits = double([[0.0, -k / 10, 0.0, -k / 10, 50.0]])
+        weights = Draw().weights(logits, 4)[0]
+        top_p = 2 / weights.sum().item()
+        draw = Draw(top_p=top_p)
+        if top_p * weights.sum().item() == 2 and weights.sort().values.flip(0).cumsum(0)[-1] == weights.sum():
+            tried += 1
+            assert draw.probabilities(logits, 4)[0].tolist() == [0.5, 0, 0.5, 0, 0]
+            found = draw(logits.expand(300, -1), attempts(300), 4)
+            assert set(found.tolist()) == {0, 2}
+    assert tried > 10
+
+
 @given(st.data())
 def test_probabilities_equal_the_definition(data: st.DataObject) -> None:
     """On few levels, so that there are many ties."""
