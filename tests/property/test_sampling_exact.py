@@ -275,12 +275,12 @@ def test_ar_begins_with_the_token_it_was_trained_with() -> None:
 
 @pytest.mark.parametrize("kind", SYSTEMS)
 def test_float32(kind: str) -> None:
-    """Logits of about ten in size to 1e-4 (absolute), from the float64 twin of the same network: measured 4e-6."""
+    """Logits of up to 3 to 2e-5 (absolute), from the float64 twin of the same network; measured 2e-6."""
     single = toy.network(V, dtype=torch.float32)
     twin = toy.network(V, dtype=torch.float32).double()
     block = int(kind[5:]) if kind.startswith("bd3lm") else 1
     rows = [[F] * 8, [T, T, F, F, F, F], [T] + [F] * 4] if kind == "ar" else [*RAGGED, [F, T, F, F, F, T, F, F]]
-    check(kind, single, request_of(rows, block), Randomness(1), {"rtol": 0, "atol": 1e-4}, twin)
+    check(kind, single, request_of(rows, block), Randomness(1), {"rtol": 0, "atol": 2e-5}, twin)
 
 
 @pytest.mark.parametrize("kind", SYSTEMS)
