@@ -85,6 +85,7 @@ def open_data(data: Path, corpus: Corpus) -> Manifest:
 
 def resolve(compute: Compute) -> Compute:
     """The same with the device and the precision that `auto` stands for; sets the number of threads."""
+    machine.keep_memory()
     if compute.threads is not None:
         if compute.threads < 1:
             raise ValueError(f"compute.threads is {compute.threads}, must be at least 1, or null for PyTorch's choice")

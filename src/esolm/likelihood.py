@@ -44,7 +44,7 @@ def order_nats(
     ends = torch.full((batch,), length, device=x.device) if valid is None else valid.sum(1)
     place = torch.arange(length, device=x.device)
     first = torch.where(sorted_scored, place, length).amin(1)
-    num_z = max(int((ends - first).max()), 1)
+    num_z = bucket(int((ends - first).max()), length)
     if valid is None:
         z_place = place[length - num_z :].expand(batch, -1)
         visibility = sorted_two_stream(length, num_z, num_clean, x.device)
@@ -66,6 +66,11 @@ def order_nats(
     )
     nats = token_nats(logits, x.gather(1, z_position)[wanted], mask_id)
     return place_nats(nats, wanted, z_position, length)
+
+
+def bucket(rows: int, most: int, size: int = 16) -> int:
+    """At least one and at most `most` rows, in steps of `size`: a training run then meets few shapes."""
+    return min(max(-(-rows // size), 1) * size, most)
 
 
 def bidirectional_nats(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
@@ -71,6 +73,14 @@ def settle() -> bool:
         return True
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     return _survives_bf16()
+
+
+def keep_memory() -> None:
+    """Ask glibc to keep freed memory: tensors above 32 MB are otherwise returned and faulted in again at each use."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-4, 0)  # M_MMAP_MAX: no separate mappings
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def _survives_bf16(seconds: float = 20.0) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..machine import autocast, pick_precision, settle
+from ..machine import autocast, keep_memory, pick_precision, settle
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
 from ..randomness import Randomness, fold
 from ..system import System, find
@@ -133,6 +133,7 @@ def run(
         threads: threads to use; PyTorch's choice by default.
     """
     settle()
+    keep_memory()
     if threads:
         torch.set_num_threads(threads)
     precision = pick_precision(precision, torch.device("cpu"))

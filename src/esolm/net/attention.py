@@ -52,20 +52,21 @@ def _halves(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
     """z queries by merged groups; x queries, where asked for, by their own plain pattern."""
     num_z = visibility.num_z
     (k_z, k_x), (v_z, v_x) = (t.split([num_z, t.shape[2] - num_z], 2) for t in (k, v))
+    q_z, q_x = q.split([num_z, q.shape[2] - num_z], 2)
     if visibility.kind == "block":
         mask = _block_mask(k_x.shape[2], visibility.block_size, q.device, q.dtype)
-        z = _BlockStream.apply(q[:, :, :num_z], k_z, v_z, k_x, v_x, visibility.block_size, mask)
+        z = _BlockStream.apply(q_z, k_z, v_z, k_x, v_x, visibility.block_size, mask)
     else:
-        z = _TwoStream.apply(q[:, :, :num_z], k_z, v_z, k_x, v_x)
+        z = _TwoStream.apply(q_z, k_z, v_z, k_x, v_x)
     if q.shape[2] == num_z:
         return z
-    q_x = q[:, :, num_z:]
     if visibility.kind == "two_stream":
         x = F.scaled_dot_product_attention(q_x, k_x, v_x, is_causal=True)
     else:
         rank = visibility.rank[:, num_z:]
         x = F.scaled_dot_product_attention(q_x, k_x, v_x, attn_mask=(rank[:, None] <= rank[:, :, None])[:, None])
-    return torch.cat([z, x], 2)
+    # The layout that the output projection reads: one copy here and none there.
+    return torch.cat([z.transpose(1, 2), x.transpose(1, 2)], 1).transpose(1, 2)
 
 
 def _block_mask(length: int, block_size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -92,11 +93,13 @@ def _flash_backward(
     )
 
 
-def _merge(parts: list[Flash]) -> Flash:
-    """One softmax over several groups of keys, from each group's own softmax and log-sum-exp."""
-    lse = functools.reduce(torch.logaddexp, [p[1] for p in parts])
-    out = functools.reduce(torch.add, [o * (part - lse).exp().to(o.dtype)[..., None] for o, part in parts])
-    return out, lse
+def _merge(into: Flash, part: Flash) -> None:
+    """One softmax over two groups of keys, in place, from each group's own softmax and log-sum-exp."""
+    out, lse = into
+    merged = torch.logaddexp(lse, part[1])
+    before, after = ((t - merged).exp_().to(out.dtype)[..., None] for t in (lse, part[1]))
+    out.mul_(before).addcmul_(part[0], after)
+    lse.copy_(merged)
 
 
 class _TwoStream(torch.autograd.Function):
@@ -107,14 +110,12 @@ class _TwoStream(torch.autograd.Function):
         num_z = q.shape[2]
         prefix = k_x.shape[2] - num_z
         own = (q * k_z).sum(-1, dtype=_wide(q)) * q.shape[-1] ** -0.5
-        out, lse = v_z, own
+        out, lse = v_z.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2), own.clone()
         if prefix:
-            out, lse = _merge([(out, lse), _flash(q, k_x[:, :, :prefix], v_x[:, :, :prefix])])
+            _merge((out, lse), _flash(q, k_x[:, :, :prefix], v_x[:, :, :prefix]))
         if num_z > 1:
             part = _flash(q[:, :, 1:], k_x[:, :, prefix:-1], v_x[:, :, prefix:-1], causal=True)
-            tail = _merge([(out[:, :, 1:], lse[:, :, 1:]), part])
-            out, lse = torch.cat([out[:, :, :1], tail[0]], 2), torch.cat([lse[:, :, :1], tail[1]], 2)
-        out = out.contiguous()
+            _merge((out[:, :, 1:], lse[:, :, 1:]), part)
         ctx.save_for_backward(q, k_z, v_z, k_x, v_x, out, lse, own)
         return out
 
@@ -122,26 +123,25 @@ class _TwoStream(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k_z, v_z, k_x, v_x, out, lse, own = ctx.saved_tensors
         num_z = q.shape[2]
-        prefix, scale = k_x.shape[2] - num_z, q.shape[-1] ** -0.5
-        grad = grad.contiguous()
-        weight = (own - lse).exp().to(q.dtype)[..., None]
-        dv_z = weight * grad
-        score = weight * ((grad * (v_z - out)).sum(-1, keepdim=True)) * scale
-        dq, dk_z = score * k_z, score * q
-        dk_x, dv_x = torch.zeros_like(k_x), torch.zeros_like(v_x)
+        prefix = k_x.shape[2] - num_z
+        weight = (own - lse).exp_().to(q.dtype)[..., None]
+        score = (grad * (v_z - out)).sum(-1, keepdim=True).mul_(weight).mul_(q.shape[-1] ** -0.5)
+        dq, dk_z, dv_z = score * k_z, score * q, weight * grad
+        dk_x, dv_x = torch.empty_like(k_x), torch.empty_like(v_x)
+        dk_x[:, :, -1:], dv_x[:, :, -1:] = 0, 0  # nobody comes after the last place
         if prefix:
             part = slice(None, prefix)
-            dq_p, dk, dv = _flash_backward(grad, q, k_x[:, :, part], v_x[:, :, part], (out, lse))
-            dq = dq + dq_p
-            dk_x[:, :, part], dv_x[:, :, part] = dk, dv
+            dq_p, dk_x[:, :, part], dv_x[:, :, part] = _flash_backward(
+                grad, q, k_x[:, :, part], v_x[:, :, part], (out, lse)
+            )
+            dq += dq_p
         if num_z > 1:
             part, rest = slice(prefix, -1), slice(1, None)
-            merged = (out[:, :, rest].contiguous(), lse[:, :, rest].contiguous())
-            dq_p, dk, dv = _flash_backward(
-                grad[:, :, rest].contiguous(), q[:, :, rest], k_x[:, :, part], v_x[:, :, part], merged, causal=True
+            merged = (out[:, :, rest], lse[:, :, rest].contiguous())
+            dq_p, dk_x[:, :, part], dv_x[:, :, part] = _flash_backward(
+                grad[:, :, rest], q[:, :, rest], k_x[:, :, part], v_x[:, :, part], merged, causal=True
             )
             dq[:, :, rest] += dq_p
-            dk_x[:, :, part], dv_x[:, :, part] = dk, dv
         return dq, dk_z, dv_z, dk_x, dv_x
 
 
@@ -153,11 +153,9 @@ class _BlockStream(torch.autograd.Function):
         ctx: Any, q: Tensor, k_z: Tensor, v_z: Tensor, k_x: Tensor, v_x: Tensor, size: int, mask: Tensor
     ) -> Tensor:
         own, own_lse = _flash(_fold(q, size), _fold(k_z, size), _fold(v_z, size))
-        out, lse = own.reshape(q.shape), own_lse.reshape(q.shape[:-1])
+        out, lse = own.reshape(q.shape).contiguous(), own_lse.reshape(q.shape[:-1]).contiguous()
         if q.shape[2] > size:
-            tail = _merge([(out[:, :, size:], lse[:, :, size:]), _flash(q[:, :, size:], k_x, v_x, mask=mask)])
-            out, lse = torch.cat([out[:, :, :size], tail[0]], 2), torch.cat([lse[:, :, :size], tail[1]], 2)
-        out, lse = out.contiguous(), lse.contiguous()
+            _merge((out[:, :, size:], lse[:, :, size:]), _flash(q[:, :, size:], k_x, v_x, mask=mask))
         ctx.save_for_backward(q, k_z, v_z, k_x, v_x, out, lse, mask)
         ctx.size = size
         return out
@@ -176,7 +174,8 @@ class _BlockStream(torch.autograd.Function):
             dq_p, dk_x, dv_x = _flash_backward(
                 grad[:, :, tail].contiguous(), q[:, :, tail], k_x, v_x, merged, mask=mask
             )
-            dq = torch.cat([dq[:, :, :size], dq[:, :, tail] + dq_p], 2)
+            dq = dq.contiguous()
+            dq[:, :, tail] += dq_p
         return dq, dk_z, dv_z, dk_x, dv_x, None, None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -260,6 +260,26 @@ def rotary_table(position: Tensor, config: DenoiserConfig, dtype: torch.dtype) -
 
 def rotate(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of [B, H, N, D] over the whole head: pairs (i, i + D/2)."""
-    cos, sin = cos.to(t.dtype), sin.to(t.dtype)
-    a, b = t.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return _Rotate.apply(t, cos.to(t.dtype), sin.to(t.dtype))
+
+
+class _Rotate(torch.autograd.Function):
+    """The rotation in as few passes over memory as eager mode allows; its gradient is the rotation back."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(t, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, sin, -1.0), None, None
+
+
+def _turn(t: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
+    turned = torch.empty_like(t)
+    (a, b), (first, second) = t.chunk(2, -1), turned.chunk(2, -1)
+    torch.mul(a, cos, out=first).addcmul_(b, sin, value=-sign)
+    torch.mul(b, cos, out=second).addcmul_(a, sin, value=sign)
+    return turned
