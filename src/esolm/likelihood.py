@@ -68,7 +68,7 @@ def order_nats(
     return place_nats(nats, wanted, z_position, length)
 
 
-def bucket(rows: int, most: int, size: int = 16) -> int:
+def bucket(rows: int, most: int, size: int = 8) -> int:
     """At least one and at most `most` rows, in steps of `size`: a training run then meets few shapes."""
     return min(max(-(-rows // size), 1) * size, most)
 
