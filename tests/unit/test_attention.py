@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.net import attention
 from esolm.net.attention import _block_mask, _BlockStream, _TwoStream, attend, dense
 from esolm.visibility import Visibility, block, by_order, causal, full, prefix, sorted_two_stream
 from property import toy
@@ -25,6 +26,12 @@ CASES |= {
     f"two streams {m} of {n}": sorted_two_stream(n, m) for n, m in [(7, 7), (7, 4), (7, 1), (8, 8), (1, 1), (2, 2)]
 }
 CASES |= {f"blocks of {s} in {n}": block(n, s) for n, s in [(8, 4), (8, 2), (7, 1), (7, 7), (9, 3), (1, 1), (2, 1)]}
+
+
+@pytest.fixture(autouse=True, params=[0, attention.SHORT], ids=["split", "one call"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to attend to two halves, whatever the length."""
+    monkeypatch.setattr(attention, "SHORT", request.param)
 
 
 def inputs(slots: int, heads: int = 2, width: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:

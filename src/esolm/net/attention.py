@@ -19,6 +19,10 @@ from ..visibility import Visibility
 
 Flash = tuple[Tensor, Tensor]
 
+SHORT = 768
+"""Below so many keys the CPU's flash kernel gains nothing from a causal pattern, and one masked call for both halves
+is faster than several calls without a mask."""
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice) -> Tensor:
     """Attention of the query slots in span, q [B, H, N, D], over all slots k, v [B, H, K, D] -> [B, H, N, D]."""
@@ -52,6 +56,8 @@ def _halves(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
     """z queries by merged groups; x queries, where asked for, by their own plain pattern."""
     num_z = visibility.num_z
     (k_z, k_x), (v_z, v_x) = (t.split([num_z, t.shape[2] - num_z], 2) for t in (k, v))
+    if visibility.kind != "block" and k_x.shape[2] < SHORT:
+        return _OneCall.apply(q, k_z, v_z, k_x, v_x, _bias(visibility, q))
     q_z, q_x = q.split([num_z, q.shape[2] - num_z], 2)
     if visibility.kind == "block":
         mask = _block_mask(k_x.shape[2], visibility.block_size, q.device, q.dtype)
@@ -100,6 +106,37 @@ def _merge(into: Flash, part: Flash) -> None:
     before, after = ((t - merged).exp_().to(out.dtype)[..., None] for t in (lse, part[1]))
     out.mul_(before).addcmul_(part[0], after)
     lse.copy_(merged)
+
+
+def _bias(visibility: Visibility, q: Tensor) -> Tensor:
+    """What the queries may see of x, as a bias [B|1, 1, N, L]. It is finite: a query that sees no x has a log-sum-exp
+    of -1e9 there, and so no weight once its own key is merged in."""
+    rank, horizon = visibility.rank[:, visibility.num_z :], visibility.horizon[:, : q.shape[2]]
+    hidden = rank[:, None, None] > horizon[:, None, :, None]
+    return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -1e9)
+
+
+class _OneCall(torch.autograd.Function):
+    """Both halves over x in one masked call; each z slot also sees its own key."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k_z: Tensor, v_z: Tensor, k_x: Tensor, v_x: Tensor, bias: Tensor) -> Tensor:
+        num_z = k_z.shape[2]
+        own = (q[:, :, :num_z] * k_z).sum(-1, dtype=_wide(q)) * q.shape[-1] ** -0.5
+        out, lse = _flash(q, k_x, v_x, mask=bias)
+        _merge((out[:, :, :num_z], lse[:, :, :num_z]), (v_z, own))
+        ctx.save_for_backward(q, k_z, v_z, k_x, v_x, bias, out, lse, own)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k_z, v_z, k_x, v_x, bias, out, lse, own = ctx.saved_tensors
+        z = slice(0, k_z.shape[2])
+        dq, dk_x, dv_x = _flash_backward(grad, q, k_x, v_x, (out, lse), mask=bias)
+        weight = (own - lse[:, :, z]).exp_().to(q.dtype)[..., None]
+        score = (grad[:, :, z] * (v_z - out[:, :, z])).sum(-1, keepdim=True).mul_(weight).mul_(q.shape[-1] ** -0.5)
+        dq[:, :, z] += score * k_z
+        return dq, score * q[:, :, z], weight * grad[:, :, z], dk_x, dv_x, None
 
 
 class _TwoStream(torch.autograd.Function):
