@@ -15,9 +15,9 @@ from torch import Tensor
 
 from . import estimators, order
 from .net.denoiser import Denoiser, Rows
+from .net.head import Score
 from .noise import scored_tokens
 from .randomness import Randomness, fold
-from .terms import token_nats
 from .visibility import full, prefix, sorted_two_stream, two_stream
 
 OrderNats = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -58,13 +58,13 @@ def order_nats(
     wanted = sorted_scored.gather(1, z_place)
     if valid is not None:  # clamped places would score a token twice
         wanted &= ends[:, None] - num_z + place[:num_z] >= 0
-    logits = net(
+    nats = net(
         tokens,
         torch.cat([z_position, sigma], 1),
         visibility,
         out=Rows(slice(0, num_z), wanted.flatten().nonzero()[:, 0]),
+        score=Score(x.gather(1, z_position)[wanted], mask_id),
     )
-    nats = token_nats(logits, x.gather(1, z_position)[wanted], mask_id)
     return place_nats(nats, wanted, z_position, length)
 
 
@@ -99,7 +99,7 @@ def bidirectional_nats(
         tokens = torch.where(clean, x[rows], mask_id)
         seen = full(length, None if valid is None else valid[rows], x.device)
         out = Rows(slice(0, length), torch.arange(len(rows), device=x.device) * length + columns)
-        nats.append(token_nats(net(tokens, position, seen, out=out), x[rows, columns], mask_id))
+        nats.append(net(tokens, position, seen, out=out, score=Score(x[rows, columns], mask_id)))
     return place_nats(torch.cat(nats), scored, position.expand_as(x), length)
 
 

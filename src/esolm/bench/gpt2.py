@@ -25,7 +25,7 @@ def ours(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss]:
     """The plain AR transformer and its mean nats per token."""
     torch.manual_seed(0)
     sizes = (manifest.vocab_size, manifest.length, layers, width, width // 64)
-    net = Denoiser(DenoiserConfig(*sizes, adaln=False, dropout=0.0))
+    net = Denoiser(DenoiserConfig(*sizes, adaln=False, dropout=0.0, init="gpt2"))
     system = find("ar")(mask_id=manifest.mask_id)
     return net, lambda x: system.terms(net, x, None, None, Randomness(0, 0, len(x)), True)[0].nats.mean()
 

@@ -52,7 +52,7 @@ class Counter(Denoiser):
         self.flops += (c.layers - 1) * (fed * per_row + 4 * c.width * pairs)
         self.flops += fed * past + asked * (per_row - past) + 4 * c.width * last
         self.flops += asked * 2 * c.width * c.vocab_size
-        return self.head.weight.new_zeros(asked, c.vocab_size)
+        return self.head.weight.new_zeros(asked)
 
 
 def predicted(system: System, net: Counter, x: Tensor, rounds: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from ..visibility import Visibility
 from .attention import attend
 from .cache import KVCache
+from .head import Score, score_rows
 
 TIME_FEATURES = 256
 
@@ -41,12 +42,17 @@ class DenoiserConfig:
     dropout: float = 0.1
     mlp_ratio: int = 4
     rotary_base: float = 10000.0
+    init: Literal["paper", "gpt2"] = "paper"
+    """First weights: the paper's lineage with a zero output layer, or GPT-2's small ones, which learn far more in a
+    few hundred steps. AdaLN's modulation starts at zero in both."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} must be an even multiple of heads {self.heads}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        if self.init not in ("paper", "gpt2"):
+            raise ValueError(f"init is {self.init!r}; it must be 'paper' or 'gpt2'")
         for name in ("vocab_size", "length", "layers", "width", "heads", "cond_width", "mlp_ratio"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -105,12 +111,22 @@ class Denoiser(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """The paper's lineage: uniform ±1/sqrt(fan-in), with zero modulation and zero output layer."""
+        """The paper's lineage: uniform ±1/sqrt(fan-in) and a zero output layer. GPT-2: normal with deviation 0.02, less
+        by sqrt(2 layers) where a block adds to the residual. Modulation is zero in both."""
+        c = self.config
         nn.init.kaiming_uniform_(self.embed.weight, a=math.sqrt(5))
-        zero = [self.head, *(m.modulation for m in (self, *self.blocks) if self.config.adaln)]
-        for layer in zero:
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        if c.init == "gpt2":
+            for name, parameter in self.named_parameters():
+                if name.endswith("bias"):
+                    nn.init.zeros_(parameter)
+                elif parameter.dim() == 2:
+                    residual = name.endswith(("attn_out.weight", "mlp.2.weight"))
+                    nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * c.layers) if residual else 0.02)
+        for layer in (self, *self.blocks) if c.adaln else ():
+            nn.init.zeros_(layer.modulation.weight)
+            nn.init.zeros_(layer.modulation.bias)
 
     def forward(
         self,
@@ -120,8 +136,9 @@ class Denoiser(nn.Module):
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
+        score: Score | None = None,
     ) -> Tensor:
-        """Logits [B, N, V], or those of the rows `out`: [B, span, V] or [R, V].
+        """Logits [B, N, V], or those of the rows `out`: [B, span, V] or [R, V]; with `score`, its nats [R] instead.
 
         tokens: int [B, N], or probabilities [B, N, V]. position: int [B|1, N], original indices. time: [B] or none,
         which is zero. With a cache, the new slots also see its committed tokens by their ranks.
@@ -141,7 +158,7 @@ class Denoiser(nn.Module):
                 h = block(*arguments)
         shift, scale = modulate(self, rows.condition(cond), 2)
         h = modulated_norm(h, self.norm, shift, scale)
-        return self.head(h)
+        return self.head(h) if score is None else score_rows(self.head, h.flatten(0, -2), score)
 
     def condition(self, time: Tensor | None) -> Tensor | None:
         """AdaLN's condition, [B|1, 1, C]; none without AdaLN."""

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ..likelihood import place_nats
 from ..net.denoiser import Denoiser, Rows
+from ..net.head import Score
 from ..noise import scored_tokens
 from ..order import Schedule, ancestral
 from ..randomness import Randomness
 from ..sampling import Chooser, left_to_right
 from ..system import Request, Step
-from ..terms import Term, token_nats
+from ..terms import Term
 from ..visibility import causal
 
 SAMPLERS: dict[str, tuple[str, ...]] = {"left_to_right": ()}
@@ -62,8 +63,7 @@ class System:
         before = torch.cat([x.new_full((batch, 1), self.start_id), target[:, :-1]], 1)
         every = valid is None and given is None
         rows = Rows(slice(0, length), None if every else wanted.flatten().nonzero()[:, 0])
-        logits = net(before, position, causal(length, x.device), out=rows).flatten(0, -2)
-        nats = token_nats(logits, target[wanted], self.mask_id)
+        nats = net(before, position, causal(length, x.device), out=rows, score=Score(target[wanted], self.mask_id))
         return [Term("nll", place_nats(nats, wanted, position.expand_as(x), length), scored)]
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from ..likelihood import place_nats
 from ..net.denoiser import Denoiser, Rows
+from ..net.head import Score
 from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
 from ..order import Schedule, ancestral
 from ..randomness import Randomness
 from ..sampling import Chooser, blockwise
 from ..system import Request, Step
-from ..terms import Term, token_nats
+from ..terms import Term
 from ..visibility import block, hide
 
 SAMPLERS: dict[str, tuple[str, ...]] = {"ancestral": ("num_steps",), "first_hitting": ()}
@@ -73,10 +74,9 @@ class System:
         if valid is not None:
             visibility = hide(visibility, valid.repeat(1, 2))
         rows = Rows(slice(0, length), masked.flatten().nonzero()[:, 0])
-        logits = net(torch.cat([z_t, x], 1), position.repeat(1, 2), visibility, out=rows)
-        nats = token_nats(logits, x[masked], self.mask_id)
-        placed = place_nats(nats, masked, position.expand_as(x), length)
-        return [Term("diffusion", placed * weight.to(placed.dtype), scored)]
+        score = Score(x[masked], self.mask_id, weight.expand_as(x)[masked])
+        nats = net(torch.cat([z_t, x], 1), position.repeat(1, 2), visibility, out=rows, score=score)
+        return [Term("diffusion", place_nats(nats, masked, position.expand_as(x), length), scored)]
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         """num_steps is T, the steps of the whole sequence: T' = T L'/L of them in each block."""

@@ -19,12 +19,13 @@ from torch import Tensor
 from .. import order
 from ..likelihood import order_nats, place_nats
 from ..net.denoiser import Denoiser, Rows
+from ..net.head import Score
 from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
 from ..order import Schedule
 from ..randomness import Randomness
 from ..sampling import Chooser, any_order_plan, ordered, prefix_ordered
 from ..system import Request, Step
-from ..terms import Term, token_nats
+from ..terms import Term
 from ..visibility import causal, prefix
 
 SAMPLERS = {
@@ -146,9 +147,9 @@ class System:
         if self.variant == "A":
             visibility = prefix(visibility.rank, batch.num_clean(masked))
         out = Rows(slice(0, length), rows.flatten().nonzero()[:, 0])
-        logits = net(torch.where(rows, self.mask_id, x_sorted), sigma, visibility, out=out)
-        placed = place_nats(token_nats(logits, x_sorted[rows], self.mask_id), rows, sigma, length)
-        return Term("diffusion", placed * weight.to(placed.dtype), scored)
+        score = Score(x_sorted[rows], self.mask_id, weight.expand_as(x)[rows])
+        nats = net(torch.where(rows, self.mask_id, x_sorted), sigma, visibility, out=out, score=score)
+        return Term("diffusion", place_nats(nats, rows, sigma, length), scored)
 
     def corrupt(self, scored: Tensor, t: Tensor, u: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """Which tokens are masked, bool [B, L], and the weight of their nats, [B, 1]."""

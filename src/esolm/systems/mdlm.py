@@ -10,12 +10,13 @@ from torch import Tensor
 
 from ..likelihood import bidirectional_nats, place_nats
 from ..net.denoiser import Denoiser, Rows
+from ..net.head import Score
 from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
 from ..order import Schedule
 from ..randomness import Randomness
 from ..sampling import Chooser, any_order_plan, bidirectional
 from ..system import Request, Step
-from ..terms import Term, token_nats
+from ..terms import Term
 from ..visibility import full
 
 SAMPLERS = {"ancestral": ("num_steps",), "first_hitting": (), "block": ("parallelism",), "order": ("order",)}
@@ -59,10 +60,9 @@ class System:
         z_t = torch.where(masked, self.mask_id, x)
         position = torch.arange(length, device=x.device)[None]
         rows = Rows(slice(0, length), masked.flatten().nonzero()[:, 0])
-        logits = net(z_t, position, full(length, valid, x.device), out=rows)
-        nats = token_nats(logits, x[masked], self.mask_id)
-        placed = place_nats(nats, masked, position.expand_as(x), length)
-        return [Term("diffusion", placed * weight.to(placed.dtype), scored)]
+        score = Score(x[masked], self.mask_id, weight.expand_as(x)[masked])
+        nats = net(z_t, position, full(length, valid, x.device), out=rows, score=score)
+        return [Term("diffusion", place_nats(nats, masked, position.expand_as(x), length), scored)]
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         return any_order_plan("mdlm", SAMPLERS, request, rng, alpha_0=1.0)

@@ -1,0 +1,98 @@
+"""The output layer where only the nats of known tokens are wanted: the logits of all rows never exist at once.
+
+Shapes: R rows, W width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..terms import token_nats
+
+WHOLE = 1 << 24
+"""Up to so many logits they are computed at once and autograd goes through them."""
+CHUNK = 512
+"""Rows at a time otherwise: enough that adding a chunk's gradient to the output layer's costs less than the chunk."""
+
+
+class Score(NamedTuple):
+    """What the logits of a pass are wanted for."""
+
+    target: Tensor  # int [R]
+    exclude: int  # an id outside the vocabulary, the mask
+    weight: Tensor | None = None  # [R], of each row's nats in the loss
+
+
+def score_rows(head: nn.Linear, h: Tensor, score: Score) -> Tensor:
+    """weight * -log p(target): h [R, W] -> [R]."""
+    if h.shape[0] * head.weight.shape[0] <= WHOLE:
+        nats = token_nats(head(h), score.target, score.exclude)
+        return nats if score.weight is None else nats * score.weight.to(nats.dtype)
+    kind = h.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
+    with torch.autocast(kind, enabled=False):
+        return _Chunked.apply(h.to(dtype), head.weight, head.bias, *score, torch.is_grad_enabled())
+
+
+class _Chunked(torch.autograd.Function):
+    """Nats and, in the same sweep, their gradients.
+
+    A loss adds up the rows, so that all of them get the same gradient; any other is exact too, by a second sweep.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        matrix: Tensor,
+        bias: Tensor,
+        target: Tensor,
+        exclude: int,
+        weight: Tensor | None,
+        learns: bool,
+    ) -> Tensor:
+        weight = matrix.new_ones(len(h)) if weight is None else weight.to(matrix.dtype)
+        nats, *gradients = _sweep(h, matrix, bias, target, exclude, weight, learns)
+        ctx.save_for_backward(h, matrix, bias, target, weight, *gradients)
+        ctx.exclude = exclude
+        return nats
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        h, matrix, bias, target, weight, *gradients = ctx.saved_tensors
+        if not bool((grad == grad[0]).all()):
+            _, *gradients = _sweep(h, matrix, bias, target, ctx.exclude, weight * grad, True)
+            return *gradients, None, None, None, None
+        return *(g * grad[0].to(g.dtype) for g in gradients), None, None, None, None
+
+
+def _sweep(
+    h: Tensor, matrix: Tensor, bias: Tensor, target: Tensor, exclude: int, weight: Tensor, gradients: bool
+) -> tuple[Tensor, ...]:
+    """Weighted nats [R] and, if asked for, the gradients of their sum for h, matrix and bias."""
+    nats = torch.empty_like(weight)
+    found = tuple(torch.zeros_like(t) for t in (h, matrix, bias)) if gradients else ()
+    low, low_bias = matrix.to(h.dtype), bias.to(h.dtype)
+    for start in range(0, len(h), CHUNK):
+        part = slice(start, start + CHUNK)
+        at = target[part, None]
+        logits = torch.addmm(low_bias, h[part], low.t()).to(weight.dtype)
+        logits[:, exclude] = float("-inf")
+        lse = logits.logsumexp(1, keepdim=True)
+        nats[part] = weight[part] * (lse - logits.gather(1, at))[:, 0]
+        if gradients:
+            dh, d_matrix, d_bias = found
+            change = logits.sub_(lse).exp_()
+            change.scatter_add_(1, at, change.new_full(at.shape, -1.0))
+            change.mul_(weight[part, None])
+            d_bias += change.sum(0)
+            change = change.to(h.dtype)
+            torch.mm(change, low, out=dh[part])
+            if h.dtype == matrix.dtype:
+                d_matrix.addmm_(change.t(), h[part])
+            else:
+                d_matrix += change.t() @ h[part]
+    return (nats, *found)
