@@ -19,7 +19,7 @@ HIDDEN = 2**30
 Kind = Literal["full", "causal", "two_stream", "two_stream_prefix", "block", "labels"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Visibility:
     """Labels for N slots; `kind` and the two numbers behind it pick a kernel and never change the meaning."""
 

@@ -5,12 +5,14 @@ Shapes: B batch, H heads, N slots, D head width, L length.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
 
 from esolm.net import attention
-from esolm.net.attention import _block_mask, _BlockStream, _TwoStream, attend, dense
+from esolm.net.attention import _BlockStream, _stairs, _TwoStream, attend, dense
 from esolm.visibility import Visibility, block, by_order, causal, full, prefix, sorted_two_stream
 from property import toy
 
@@ -28,10 +30,14 @@ CASES |= {
 CASES |= {f"blocks of {s} in {n}": block(n, s) for n, s in [(8, 4), (8, 2), (7, 1), (7, 7), (9, 3), (1, 1), (2, 1)]}
 
 
-@pytest.fixture(autouse=True, params=[0, attention.SHORT], ids=["split", "one call"])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to attend to two halves, whatever the length."""
-    monkeypatch.setattr(attention, "SHORT", request.param)
+@pytest.fixture(autouse=True, params=[3, None], ids=["stairs of 3", "stairs"])
+def stairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Many short steps, whatever the length, and the steps that the length gets."""
+    if request.param:
+        monkeypatch.setattr(attention, "_step", lambda keys: request.param)
+    _stairs.cache_clear()
+    yield
+    _stairs.cache_clear()
 
 
 def inputs(slots: int, heads: int = 2, width: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -90,6 +96,7 @@ def test_equals_dense_at_more_lengths(length: int) -> None:
     for num_z in {1, 2, length // 2, length - 1, length}:
         compare(sorted_two_stream(length, num_z), slice(0, length + num_z), 2)
         compare(sorted_two_stream(length, num_z), slice(0, num_z), 2)
+    compare(causal(length), slice(0, length), 2)
     for size in [s for s in range(1, length + 1) if length % s == 0]:
         compare(block(length, size), slice(0, 2 * length), 2)
         compare(block(length, size), slice(0, length), 2)
@@ -100,15 +107,25 @@ def test_gradient_of_two_streams(length: int, num_z: int) -> None:
     """Against finite differences."""
     q, k_z, v_z = inputs(num_z, 1, 2)
     _, k_x, v_x = inputs(length, 1, 2)
-    assert torch.autograd.gradcheck(_TwoStream.apply, (q, k_z, v_z, k_x, v_x))
+    stairs = _stairs(sorted_two_stream(length, num_z), num_z, q.dtype)
+    assert torch.autograd.gradcheck(lambda *t: _TwoStream.apply(*t, stairs), (q, k_z, v_z, k_x, v_x))
 
 
 @pytest.mark.parametrize(("length", "size"), [(4, 2), (3, 1), (3, 3), (6, 3)])
 def test_gradient_of_blocks(length: int, size: int) -> None:
     q, k_z, v_z = inputs(length, 1, 2)
     _, k_x, v_x = inputs(length, 1, 2)
-    mask = _block_mask(length, size, q.device, q.dtype)
-    assert torch.autograd.gradcheck(_BlockStream.apply, (q, k_z, v_z, k_x, v_x, size, mask))
+    stairs = _stairs(block(length, size), length, q.dtype)
+    assert torch.autograd.gradcheck(lambda *t: _BlockStream.apply(*t, stairs, size), (q, k_z, v_z, k_x, v_x))
+
+
+@pytest.mark.parametrize("visibility", [sorted_two_stream(1024, 1024), block(1024, 16)])
+def test_stairs_cover_every_row_and_pay_for_fewer_pairs(visibility: Visibility) -> None:
+    """Half of the pairs are seen here; at most five eighths are paid for."""
+    queries = visibility.rank.shape[1]
+    steps = _stairs(visibility, queries, torch.float32).steps
+    assert [i for rows, _ in steps for i in range(rows.start, rows.stop)] == list(range(queries))
+    assert sum((rows.stop - rows.start) * keys for rows, keys in steps) <= 0.625 * queries * 1024
 
 
 def test_scores_far_apart_stay_finite() -> None:
