@@ -103,7 +103,10 @@ class LanguageModel:
         **options: Any,
     ) -> Iterator[Event]:
         """`infill` as it happens."""
-        pieces = [self.tokenizer.encode(piece) for piece in text.split(blank)]
+        parts = text.split(blank)
+        if self.tokenizer.spaced:  # the space before a blank is part of the word that fills it
+            parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
+        pieces = [self.tokenizer.encode(part) for part in parts]
         blanks = len(pieces) - 1
         if not blanks:
             raise ValueError(f"the text has no blank: mark what is to be filled in with {blank!r}")
@@ -113,7 +116,7 @@ class LanguageModel:
         row = list[int | None](pieces[0])
         for size, piece in zip(sizes, pieces[1:], strict=True):
             row += [*[None] * size, *piece]
-        return self.stream(num_samples, len(row), tokens=[row] * num_samples, **options)
+        return self.stream(num_samples, tokens=[row] * num_samples, **options)
 
     def stream(
         self,
@@ -257,6 +260,8 @@ class LanguageModel:
             if prompt is not None or len(tokens) != num_samples:
                 raise ValueError(f"give either prompt or tokens, and {num_samples} rows of tokens, one for each sample")
             rows = [list(row) for row in tokens]
+            if length is not None and {len(row) for row in rows} != {length}:
+                raise ValueError(f"length is {length} and the rows of tokens are not: leave length out")
             if not all(rows):
                 raise ValueError("a row of tokens is empty: give at least one position, None where it is to be drawn")
         else:

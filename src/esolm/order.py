@@ -151,9 +151,7 @@ def ancestral(
     return _schedule(group, u, step, given_u)
 
 
-def blocks(
-    given: Tensor, valid: Tensor, rng: Randomness, parallelism: int, given_order: str = "random"
-) -> Schedule:
+def blocks(given: Tensor, valid: Tensor, rng: Randomness, parallelism: int, given_order: str = "random") -> Schedule:
     """Evenly spaced, far-apart positions together, in random interleaving (paper, F.8).
 
     A row with n positions to denoise is cut into `parallelism` stretches of ceil(n / parallelism); a step takes the

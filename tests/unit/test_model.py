@@ -32,9 +32,7 @@ ANY_ORDER = [name for name in SYSTEMS if name != "ar"]
 
 def model(name: str, dtype: torch.dtype = torch.float64, **sizes: Any) -> LanguageModel:
     system, options = SYSTEMS[name]
-    return LanguageModel(
-        toy.network(BYTES.vocab_size, L, dtype, **sizes), toy.make(system, MASK, **options), BYTES
-    )
+    return LanguageModel(toy.network(BYTES.vocab_size, L, dtype, **sizes), toy.make(system, MASK, **options), BYTES)
 
 
 MODELS = {name: model(name) for name in SYSTEMS}
@@ -159,6 +157,21 @@ def test_infill_keeps_the_text_at_its_place(free: LanguageModel) -> None:
         assert sorted(i for step in steps for i in step) == [4, 5, 6, 12, 13]
     assert len(set(found.texts)) == 6
     assert found.texts == [BYTES.decode(row) for row in found.tokens]
+
+
+def test_the_space_before_a_blank_belongs_to_the_word_that_fills_it() -> None:
+    words = tokenizer("bpe:264", ["the cat and the dog and the cat"] * 9)
+    assert words.spaced
+    assert not BYTES.spaced
+    lm = LanguageModel(toy.network(words.vocab_size, L), toy.make("esolm", words.mask_id), words)
+    for text in ("the ____ and ____ dog", "the____ and____ dog"):
+        found = lm.infill(text, tokens_per_blank=(1, 2)).tokens[0]
+        the, end, dog = (words.encode(piece) for piece in ("the", " and", " dog"))
+        assert found[: len(the)] == the
+        assert found[len(the) + 1 :][: len(end)] == end
+        assert found[len(the) + 1 + len(end) + 2 :] == dog
+    with pytest.raises(ValueError, match="length is 3 and the rows of tokens are not"):
+        lm.sample(1, 3, tokens=[[None, 1]])
 
 
 def test_infill_is_never_cut() -> None:

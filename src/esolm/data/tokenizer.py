@@ -5,6 +5,7 @@ The text of a special token inside a document is ordinary text: only the packing
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -44,6 +45,11 @@ class Tokenizer:
     def sha256(self) -> str:
         """A hash of all that decides the ids of a text."""
         return hashlib.sha256(self.core.to_str().encode()).hexdigest()
+
+    @functools.cached_property
+    def spaced(self) -> bool:
+        """Whether a word's token begins with the space before the word, as in GPT-2's vocabulary."""
+        return any(len(piece) > 1 and piece[0] in "\u0120\u2581" for piece in self.core.get_vocab())
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; no special token is added."""

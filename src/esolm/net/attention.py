@@ -175,7 +175,7 @@ class _BlockStream(torch.autograd.Function):
         ctx: Any, q: Tensor, k_z: Tensor, v_z: Tensor, k_x: Tensor, v_x: Tensor, stairs: Stairs, size: int
     ) -> Tensor:
         z = slice(0, k_z.shape[2])
-        own, own_lse = _flash(*(_fold(t, size) for t in (q[:, :, z], k_z, v_z)))
+        own, own_lse = _flash(_fold(q[:, :, z], size), _fold(k_z, size), _fold(v_z, size))
         out, lse = _climb(q, k_x, v_x, stairs)
         _merge((out[:, :, z], lse[:, :, z]), (own.reshape(k_z.shape), own_lse.reshape(k_z.shape[:-1])))
         ctx.save_for_backward(q, k_z, v_z, k_x, v_x, out, lse)
@@ -188,7 +188,8 @@ class _BlockStream(torch.autograd.Function):
         z, size = slice(0, k_z.shape[2]), ctx.size
         dq, dk_x, dv_x = _climb_backward(grad, q, k_x, v_x, (out, lse), ctx.stairs)
         merged = (_fold(out[:, :, z], size), lse[:, :, z].reshape(len(lse), -1, size))
-        own = _flash_backward(*(_fold(t, size) for t in (grad[:, :, z], q[:, :, z], k_z, v_z)), merged)
+        grad_z, q_z, k_b, v_b = (_fold(t, size) for t in (grad[:, :, z], q[:, :, z], k_z, v_z))
+        own = _flash_backward(grad_z, q_z, k_b, v_b, merged)
         dq_z, dk_z, dv_z = (t.reshape(k_z.shape) for t in own)
         dq[:, :, z] += dq_z
         return dq, dk_z, dv_z, dk_x, dv_x, None, None
