@@ -41,7 +41,7 @@ class Film:
 
     def add(self, event: Event, row: int) -> None:
         """What one more pass committed."""
-        position, token, drawn = (part[row].tolist() for part in event.committed)
+        position, token, drawn = (part[row].tolist() for part in event.committed[:3])
         for at, token_id in ((p, t) for p, t, real in zip(position, token, drawn, strict=True) if real):
             self.ids[at], self.when[at] = token_id, event.step
         self.passes += any(drawn)

@@ -19,7 +19,7 @@ from .machine import pick_device
 from .model import Event, LanguageModel, Samples, collect, load, until
 
 SETTINGS = (
-    "sampler", "alpha_0", "num_steps", "parallelism", "given_order", "temperature", "top_p", "top_k", "seed",
+    "sampler", "alpha_0", "num_steps", "parallelism", "window", "given_order", "temperature", "top_p", "top_k", "seed",
     "batch_size",
 )  # fmt: skip
 FILES = ("out", "svg", "gif")
@@ -33,7 +33,7 @@ def sample_parser() -> Any:
     option("--length", type=int, help="Tokens of a sample, the prompt included (default: the training length).")
     option("--prompt", type=str, help="The text that every sample begins with.")
     option("--prompt_file", type=str, help='One prompt a line, or .jsonl with "prompt"; num_samples for each.')
-    option("--order", type=str, help="With sampler order: the positions in turn, as in 2,0,1.")
+    option("--order", type=str, help="With sampler order or speculative: the positions in turn, as in 2,0,1.")
     _add_common(parser)
     return parser
 
@@ -46,7 +46,7 @@ def infill_parser() -> Any:
     option("text", type=str, help="What is given, with blanks.")
     option("--blank", type=str, default="____", help="What marks a blank (default: %(default)s).")
     option("--tokens_per_blank", type=str, default="8", help="Tokens of every blank, or of each, as in 3,5.")
-    option("--order", type=str, help="With sampler order: all positions in turn, as in 2,0,1.")
+    option("--order", type=str, help="With sampler order or speculative: all positions in turn, as in 2,0,1.")
     _add_common(parser)
     return parser
 
@@ -64,10 +64,11 @@ def _parser(word: str, usage: str, description: str) -> Any:
 def _add_common(parser: Any) -> None:
     option = parser.add_argument
     option("--num_samples", type=int, default=1, help="How many.")
-    option("--sampler", type=str, help="ancestral, first_hitting, block, left_to_right, order: as the system allows.")
+    option("--sampler", type=str, help="ancestral, first_hitting, block, left_to_right, order or speculative.")
     option("--alpha_0", type=float, help="Share of the tokens that diffusion makes (default: as trained).")
     option("--num_steps", type=int, help="Diffusion steps T; without it, one token at a time.")
     option("--parallelism", type=int, help="With sampler block: tokens drawn together.")
+    option("--window", type=int, help="With sampler speculative: tokens that a pass may decide (default: adaptive).")
     option("--given_order", type=str, default="random", help="Order among given tokens: random or ascending.")
     option("--temperature", type=float, default=1.0, help="0 is greedy.")
     option("--top_p", type=float, default=1.0, help="Keep the likeliest tokens up to this mass.")
@@ -246,6 +247,8 @@ def as_json(samples: Samples, options: Mapping[str, Any]) -> dict[str, Any]:
     delivery = (*FILES, "json", "show", "force")
     made = dataclasses.asdict(samples)
     made["schedule"] = made.pop("steps")
+    if samples.speculation is None:
+        made.pop("speculation")
     request = {name: value for name, value in options.items() if name not in delivery}
     return {**made, "seed": options["seed"], "request": request}
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from . import checkpoint, likelihood, machine
 from .data import Tokenizer
@@ -38,6 +39,16 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """What the speculative sampler tried for each sample; drafts behind a rejected one are dropped unjudged."""
+
+    fed: list[int]  # tokens and masks, in all passes
+    drafted: list[int]
+    accepted: list[int]
+    rejected: list[int]
+
+
+@dataclass(frozen=True)
 class Samples:
     """Generated texts with their tokens and what they cost."""
 
@@ -47,6 +58,7 @@ class Samples:
     passes: int  # network calls of all batches
     steps: list[list[list[int]]]  # the schedule of each row: the positions of each step
     seconds: float
+    speculation: Speculation | None = None  # of sampler speculative
 
 
 def load(path: str | Path, weights: str = "ema", which: str = "best", device: str = "cpu") -> LanguageModel:
@@ -130,6 +142,7 @@ class LanguageModel:
         num_steps: int | None = None,
         parallelism: int | None = None,
         order: Sequence[int] | None = None,
+        window: int | None = None,
         given_order: str = "random",
         temperature: float = 1.0,
         top_p: float = 1.0,
@@ -141,8 +154,9 @@ class LanguageModel:
 
         length: tokens in all, the prompt included; by default the training length. prompt: one text for all samples or
         one for each. tokens: given token ids by position and None elsewhere, one row for each sample, instead of a
-        prompt. alpha_0, num_steps (T), sampler and order may differ from training. given_order: the order among the
-        given tokens, random or ascending. seed: decides everything, for each sample alone: batches do not matter.
+        prompt. alpha_0, num_steps (T), sampler and order may differ from training. window: tokens that a speculative
+        pass may decide; None adapts it. given_order: the order among the given tokens, random or ascending. seed:
+        decides everything, for each sample alone: batches do not matter.
         """
         rows = self._rows(num_samples, length, prompt, tokens)
         if batch_size < 1:
@@ -150,7 +164,7 @@ class LanguageModel:
         settings = {
             "sampler": sampler, "alpha_0": alpha_0, "num_steps": num_steps, "parallelism": parallelism,
             "order": None if order is None else torch.tensor([list(order)]), "given_order": given_order,
-            "draw": Draw(temperature, top_p, top_k),
+            "window": window, "draw": Draw(temperature, top_p, top_k),
         }  # fmt: skip
         batches, longest = [], max(map(len, rows))
         for first in range(0, num_samples, batch_size):
@@ -293,12 +307,15 @@ class LanguageModel:
 
 def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Samples:
     """Run a stream to its end. cut: the text ends at the first end-of-sequence token that was generated."""
-    begin, passes, last = time.perf_counter(), 0, {}
+    begin, passes, last, speculative = time.perf_counter(), 0, {}, False
+    work: dict[int, Tensor] = {}
     for event in events:
         last[event.first] = event
         passes += event.committed.drawn.shape[1] > 0
+        work[event.first] = _tally(event.committed) + work.get(event.first, 0)
+        speculative |= event.committed.drafts is not None
     seconds = time.perf_counter() - begin
-    texts, tokens, nfe, steps = [], [], [], []
+    texts, tokens, steps = [], [], []
     for event in last.values():
         schedule = event.schedule
         for row, ids in enumerate(event.tokens.tolist()):
@@ -308,8 +325,17 @@ def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Sam
             steps.append(schedule.steps(row))
             drawn = {i for step in steps[-1] for i in step}
             texts.append(lm.tokenizer.decode(until(ids, lm.tokenizer.eos_id, drawn) if cut else ids))
-        nfe += schedule.nfe.tolist()
-    return Samples(texts, tokens, nfe, passes, steps, seconds)
+    nfe, *tried = torch.cat(list(work.values())).T.tolist()
+    return Samples(texts, tokens, nfe, passes, steps, seconds, Speculation(*tried) if speculative else None)
+
+
+def _tally(step: Step) -> Tensor:
+    """Of each row, int [B, 5]: whether it got a token, and what was fed, drafted, accepted and rejected."""
+    got = step.drawn.any(1).long()
+    if step.drafts is None:
+        return F.pad(got[:, None], (0, 4))
+    drafted, accepted = step.drafts.drawn.sum(1), step.drafts.accepted
+    return torch.stack([got, step.drafts.fed, drafted, accepted, (accepted < drafted).long()], 1)
 
 
 def with_alpha_0(system: System, alpha_0: float | None) -> System:

@@ -67,12 +67,17 @@ def any_order_plan(
         return order.blocks(given, valid, rng, request.parallelism, how)
     if sampler == "left_to_right":
         return order.ancestral(given, valid, rng, 0.0, None, how)
+    if sampler == "speculative" and request.order is not None:
+        if request.alpha_0 is not None:
+            raise ValueError("sampler speculative takes either alpha_0, which draws the order, or order")
+        return order.user_order(given, valid, rng, request.order, how)
+    if sampler in ("first_hitting", "speculative"):
+        return order.ancestral(given, valid, rng, alpha_0, None, how)
     own = valid.sum(1, keepdim=True)  # of each row, whatever stands beside it
-    steps = None if sampler == "first_hitting" else own if request.num_steps is None else request.num_steps
-    return order.ancestral(given, valid, rng, alpha_0, steps, how)
+    return order.ancestral(given, valid, rng, alpha_0, own if request.num_steps is None else request.num_steps, how)
 
 
-def _places(begin: Tensor, count: Tensor, most: int, fill: int) -> Tensor:
+def places(begin: Tensor, count: Tensor, most: int, fill: int) -> Tensor:
     """Places begin, begin + 1, ... of each row, int [B, most]; `fill` behind the row's own count."""
     offset = torch.arange(most)
     return torch.where(offset < count[:, None], begin[:, None] + offset, fill)
@@ -141,8 +146,8 @@ def ordered(
     for k in range(int(schedule.nfe.max())):
         size = schedule.sizes[:, k]
         most = int(count.max())
-        clean = _places(begin, count, most, length)
-        masks = _places(starts[:, k], size, int(size.max()), length)
+        clean = places(begin, count, most, length)
+        masks = places(starts[:, k], size, int(size.max()), length)
         rows = slice(0, 1) if even else slice(None)
         labels = _labels(clean[rows], masks[rows], length, rank, hide_masks, device)
         position = sigma.gather(1, torch.cat([clean, masks], 1))
@@ -168,8 +173,8 @@ def prefix_ordered(net: Denoiser, x: Tensor, schedule: Schedule, choose: Chooser
     starts = schedule.starts
     for k in range(int(diffusion.max())):
         size, start = sizes[:, k], torch.where(sizes[:, k] > 0, starts[:, k], 0)
-        clean = _places(torch.zeros_like(start), start, int(start.max()), length)
-        masks = _places(start, size, int(size.max()), length)
+        clean = places(torch.zeros_like(start), start, int(start.max()), length)
+        masks = places(start, size, int(size.max()), length)
         labels = _labels(clean, masks, length, functools.partial(_prefix_rank, start[:, None]), hide_masks, x.device)
         position = F.pad(schedule.sigma, (0, 1)).gather(1, torch.cat([clean, masks], 1)).to(x.device)
         fed = tokens.gather(1, position)
@@ -209,7 +214,7 @@ def bidirectional(net: Denoiser, x: Tensor, valid: Tensor, schedule: Schedule, c
     sigma, starts = F.pad(schedule.sigma, (0, 1)), schedule.starts
     for k in range(int(schedule.nfe.max())):
         size = schedule.sizes[:, k]
-        masks = _places(starts[:, k], size, int(size.max()), length)
+        masks = places(starts[:, k], size, int(size.max()), length)
         at, drawn = sigma.gather(1, masks), masks < length
         row = torch.arange(len(x))[:, None].expand_as(at)[drawn]
         out = Rows(slice(0, length), (row * length + at[drawn]).to(x.device))
@@ -235,7 +240,7 @@ def left_to_right(
     done = torch.zeros_like(prompt)
     for at in (prompt + k for k in range(int((lengths - prompt).max()))):
         drawn, most = at < lengths, int(count.max())
-        place = _places(begin, count, most, HIDDEN)
+        place = places(begin, count, most, HIDDEN)
         rank = place[: 1 if even else None].to(device)
         alone = torch.where(rank == HIDDEN, torch.arange(most, device=device), -1)
         labels = Visibility(rank, torch.where(rank == HIDDEN, -1, rank), alone)

@@ -13,7 +13,7 @@ FLOORS = [
     "visibility noise order",
     "net",
     "system",
-    "sampling estimators likelihood",
+    "sampling speculative estimators likelihood",
     "systems",
     "data metrics ema parallel checkpoint",
     "evaluate model learner runs",

@@ -24,6 +24,7 @@ from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
 from ..order import Schedule
 from ..randomness import Randomness
 from ..sampling import Chooser, any_order_plan, ordered, prefix_ordered
+from ..speculative import speculative
 from ..system import Request, Step
 from ..terms import Term
 from ..visibility import causal, prefix
@@ -34,6 +35,7 @@ SAMPLERS = {
     "block": ("parallelism",),
     "left_to_right": (),
     "order": ("order",),
+    "speculative": ("alpha_0", "order", "window"),
 }
 """Samplers and the options that each takes."""
 
@@ -187,11 +189,15 @@ class System:
                 raise ValueError(f"a batch of {total} has no room for both terms at kappa {self.share}: use {least}")
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
+        if request.sampler == "speculative" and self.variant == "A":
+            raise ValueError("sampler speculative needs variant B: in variant A a new token changes what was checked")
         return any_order_plan("esolm", SAMPLERS, request, rng, self.alpha_0)
 
     def sample(self, net: Denoiser, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """B: one cache through both phases. A: a cache in the sequential phase only."""
         chooser = Chooser(request.draw, rng.at("token"), self.mask_id)
+        if request.sampler == "speculative":
+            return speculative(net, request.x, schedule, chooser, request.window)
         loop = ordered if self.variant == "B" else prefix_ordered
         return loop(net, request.x, schedule, chooser, self.loss == "any_order")
 
