@@ -105,6 +105,25 @@ def variance(argv: Sequence[str]) -> int:
     return scoring.variance(**_parse(scoring.parser("variance"), argv))
 
 
+def convert(argv: Sequence[str]) -> int:
+    """Bring a published checkpoint: esolm convert FILE.ckpt|FOLDER|HUB-NAME OUT [--tokenizer gpt2:PATH …]."""
+    from jsonargparse import ArgumentParser
+
+    from . import convert as converting
+
+    parser = ArgumentParser(
+        prog="esolm convert",
+        usage="esolm convert FILE.ckpt|FOLDER|HUB-NAME OUT [--option VALUE ...]",
+        description="Turn a published checkpoint into a folder of esolm, without running anything from it.",
+        exit_on_error=False,
+    )
+    parser.add_function_arguments(converting.convert, as_positional=True, skip={"force"})
+    parser.add_argument("--force", action="store_true", help="Replace OUT if it is a model of esolm.")
+    options = _parse(parser, argv)
+    print(converting.report(converting.convert(**options), options["out"]))
+    return 0
+
+
 def bench(argv: Sequence[str]) -> int:
     """Measure speed: esolm bench train."""
     from .bench import main
@@ -120,6 +139,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "infill": infill,
     "score": score,
     "variance": variance,
+    "convert": convert,
     "demo": demo,
     "bench": bench,
 }

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import checkpoint, likelihood, machine
+from . import folder as exported
 from .data import Tokenizer
 from .draw import Draw
 from .likelihood import LogProb
@@ -62,7 +63,7 @@ class Samples:
 
 
 def load(path: str | Path, weights: str = "ema", which: str = "best", device: str = "cpu") -> LanguageModel:
-    """The model of a run folder or of one checkpoint.
+    """The model of a run folder, of one checkpoint, or of a folder of `esolm convert`, `esolm export` or transformers.
 
     weights: `ema`, or `model` for the raw ones. which: `best` (lowest validation loss) or `last` checkpoint of a run.
     """
@@ -70,6 +71,10 @@ def load(path: str | Path, weights: str = "ema", which: str = "best", device: st
     path = Path(path)
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder: give a run folder or a checkpoint folder")
+    if exported.is_model(path):
+        if weights != "ema":
+            raise ValueError(f"weights is {weights!r}; {path} has one set of weights: leave it out")
+        return LanguageModel(*exported.read(path, device))
     folder, home = path, path.parent.parent
     if not (path / "state.json").is_file():
         root, home = path / "checkpoints", path

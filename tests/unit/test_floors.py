@@ -16,8 +16,8 @@ FLOORS = [
     "sampling speculative estimators likelihood",
     "systems",
     "data metrics ema parallel checkpoint",
-    "evaluate model learner runs",
-    "train bench hf convert harness progress info frames show picture",
+    "folder evaluate model learner runs",
+    "ckpt train bench hf released convert harness progress info frames show picture",
     "config launch score demo generate cli __main__",
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}

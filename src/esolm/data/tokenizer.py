@@ -106,6 +106,14 @@ def tokenizer(spec: str, texts: Iterable[str] | None = None) -> Tokenizer:
     raise ValueError(f"no tokenizer {spec!r}: choose {SPECS}")
 
 
+def from_json(text: str, name: str, declared: dict[str, str] | None = None) -> Tokenizer:
+    """The tokenizer of the text of a tokenizer.json; declared: its `mask_token` and so on, where they are known."""
+    try:
+        return _with_ids(tokenizers.Tokenizer.from_str(text), name, declared)
+    except Exception as error:  # the library raises a bare Exception
+        raise ValueError(f"tokenizer {name!r} is not JSON of the tokenizers library: {error}") from error
+
+
 def trained(spec: str) -> bool:
     """Whether the tokenizer of a spec has to be trained on the corpus."""
     return spec.startswith("bpe:")

@@ -1,0 +1,287 @@
+"""`esolm convert`: files that run code run none, and files that are not what they seem leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import esolm
+from esolm import cli, folder, released
+from esolm.ckpt import Checkpoint
+from esolm.convert import convert
+from esolm.data import tokenizer
+from property import toy
+
+BYTES = tokenizer("bytes")
+L = 8
+ALGO = {
+    "name": "esolm", "alpha_0": 0.25, "batch_split": 0.5, "diffusion_shuffle": True, "diffusion_attn_mode": "causal",
+    "sequential_shuffle": True, "sequential_attn_mode": "causal", "time_conditioning": False,
+}  # fmt: skip
+MODEL = {"hidden_size": 16, "n_blocks": 2, "n_heads": 2, "cond_dim": 4, "length": L}
+
+
+def content(seed: int = 0, algo: dict[str, Any] | None = None, **sizes: Any) -> dict[str, Any]:
+    """What a Lightning checkpoint of a toy network holds."""
+    net = toy.network(BYTES.vocab_size, L, torch.float32, seed, **sizes)
+    state = released.to_released(net.state_dict(), net.config)
+    shadow = [t + 1 for name, t in state.items() if not name.endswith(released.ROTARY)]
+    config = {"algo": ALGO if algo is None else algo, "model": MODEL}
+    kept = {"config": config, "vocab_size": BYTES.vocab_size}
+    return {"state_dict": state, "ema": {"shadow_params": shadow}, "global_step": 7, "hyper_parameters": kept}
+
+
+def save(path: Path, what: Any) -> Path:
+    torch.save(what, path)
+    return path
+
+
+def refused(path: Path | str, out: Path, *words: str, **options: Any) -> str:
+    """The one line of the error; the parent of `out` is as it was."""
+    before = sorted(out.parent.iterdir())
+    with pytest.raises(ValueError) as caught:
+        convert(str(path), out, **{"tokenizer": "bytes", **options})
+    assert sorted(out.parent.iterdir()) == before
+    said = str(caught.value)
+    for word in words:
+        assert word in said
+    assert "\n" not in said
+    return said
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "made").mkdir()
+    return tmp_path / "made" / "out"
+
+
+def test_the_average_and_the_raw_weights(tmp_path: Path, out: Path) -> None:
+    path = save(tmp_path / "a.ckpt", what := content())
+    raw, ema = (convert(str(path), out, tokenizer="bytes", weights=w, force=True) for w in ("raw", "ema"))
+    assert torch.equal(raw.net.head.bias, what["state_dict"]["backbone.output_layer.linear.bias"])
+    assert torch.equal(ema.net.head.bias, raw.net.head.bias + 1)
+    assert ema.system == toy.make("esolm", BYTES.mask_id, alpha_0=0.25)
+    assert json.loads((out / "config.json").read_text())["about"]["steps"] == 7
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
+    again = released.to_released(raw.net.state_dict(), raw.net.config)
+    assert list(again) == list(what["state_dict"])
+    assert all(torch.equal(again[name], what["state_dict"][name]) for name in again)
+
+
+def test_a_compiled_network_and_the_perplexity_of_a_text(tmp_path: Path, out: Path) -> None:
+    what = content()
+    what["state_dict"] = {k.replace("backbone.", "backbone._orig_mod."): t for k, t in what["state_dict"].items()}
+    (text := tmp_path / "a.txt").write_text("to be or not to be")
+    path, options = save(tmp_path / "a.ckpt", what), ["--tokenizer", "bytes", "--weights", "raw"]
+    assert cli.main(["convert", str(path), str(out), *options, "--text", str(text)]) == 0
+    check = json.loads((out / "config.json").read_text())["about"]["check"]
+    assert check["tokens"] == len("to be or not to be") + 1
+    lm = esolm.load(out)
+    assert check["perplexity"] == esolm.evaluate.score(lm, esolm.evaluate.read(lm, str(text))).record()["perplexity"]
+    assert "no file" in refused(path, tmp_path / "made" / "b", text=str(tmp_path / "none"))
+
+
+class Evil:
+    """Leaves a trace when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = str(trace)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.makedirs, (self.trace, 0o777, True)
+
+
+def test_a_file_that_runs_code_runs_none_here(tmp_path: Path, out: Path) -> None:
+    trace = tmp_path / "trace"
+    hidden = {**content(), "callbacks": Evil(trace)}
+    hidden["hyper_parameters"] = {**hidden["hyper_parameters"], "tokenizer": Evil(trace)}
+    for name, what in {"hidden": hidden, "whole": Evil(trace), "state": {"state_dict": Evil(trace)}}.items():
+        path = save(tmp_path / f"{name}.ckpt", what)
+        torch.load(path, weights_only=False)
+        assert trace.is_dir()  # the file does what it is meant to
+        trace.rmdir()
+        if name == "hidden":
+            convert(str(path), out, tokenizer="bytes")
+        else:
+            refused(path, tmp_path / "made" / "no")
+        assert not trace.exists()
+
+
+def pickled(path: Path, program: bytes) -> Path:
+    """A zip as torch.save writes it, of a handwritten pickle."""
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("archive/data.pkl", program)
+    return path
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"cos\nsystem\n(S'mkdir TRACE'\ntR.",
+        b"(S'mkdir TRACE'\nios\nsystem\n.",
+        b'c__builtin__\neval\n(S\'__import__("os").mkdir("TRACE")\'\ntR.',
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0bmkdir TRACE\x85R.",
+        b"c_codecs\nencode\n(dS'make'\ncos\nsystem\nsb(S'mkdir TRACE'\ntR.",  # replaces a constructor
+        b"ccollections\nOrderedDict\n(dS'make'\ncos\nsystem\nsb.",
+        b"c_codecs\nencode\n(N(dS'make'\ncos\nsystem\nstb(S'mkdir TRACE'\ntR.",
+    ],
+)
+def test_handwritten_pickles_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: bytes) -> None:
+    monkeypatch.chdir(tmp_path)
+    (made := tmp_path / "made").mkdir()
+    refused(pickled(tmp_path / "a.ckpt", program), made / "out")
+    assert not (tmp_path / "TRACE").exists()
+    path = save(tmp_path / "good.ckpt", content())
+    convert(str(path), made / "out", tokenizer="bytes")  # the constructors are as they were
+
+
+def test_shared_parts_do_not_unfold(tmp_path: Path) -> None:
+    tree: Any = {"x": 1}
+    for _ in range(60):
+        tree = {"a": tree, "b": tree}
+    what = content()
+    what["hyper_parameters"]["config"]["callbacks"] = tree
+    kept = Checkpoint(save(tmp_path / "a.ckpt", what)).tree["hyper_parameters"]
+    assert esolm.ckpt.plain(kept["config"])["algo"]["alpha_0"] == 0.25
+
+
+def test_damaged_and_foreign_files(tmp_path: Path, out: Path) -> None:
+    whole = save(tmp_path / "a.ckpt", content()).read_bytes()
+    (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
+    refused(tmp_path / "cut.ckpt", out, "cut.ckpt cannot be read", "damaged")
+    (tmp_path / "text.ckpt").write_text("not a checkpoint")
+    refused(tmp_path / "text.ckpt", out, "text.ckpt cannot be read")
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps({"state_dict": {}}))
+    refused(tmp_path / "plain.ckpt", out, "cannot be read")
+    refused(tmp_path / "none.ckpt", out, "no file or folder")
+    refused(tmp_path, out, "no folder with config.json and model.safetensors")
+    refused(save(tmp_path / "b.ckpt", {"weights": 1}), out, "no state_dict")
+    foreign = save(tmp_path / "c.ckpt", {"state_dict": {"fc.weight": torch.ones(2, 2)}})
+    refused(foreign, out, "not of this family", system="mdlm", weights="raw")
+    huge = content()
+    huge["state_dict"]["backbone.vocab_embed.embedding"] = torch.zeros(1).expand(BYTES.vocab_size, 16)
+    huge["ema"] = None
+    refused(save(tmp_path / "d.ckpt", huge), out, "cannot be read", weights="raw")
+
+
+def test_wrong_names_shapes_and_lists(tmp_path: Path, out: Path) -> None:
+    path, name = tmp_path / "a.ckpt", "backbone.blocks.1.mlp.2.bias"
+    what = content()
+    what["state_dict"][name + "es"] = what["state_dict"].pop(name)
+    refused(save(path, what), out, "blocks.1.mlp.2.bias is missing", "blocks.1.mlp.2.biases is unknown", weights="raw")
+    what = content()
+    what["state_dict"][name] = torch.ones(3)
+    refused(save(path, what), out, "blocks.1.mlp.2.bias has shape (3,) instead of (16,)", weights="raw")
+    refused(path, out, "the averaged weight of", name, "instead of (3,)")
+    what = content()
+    what["ema"]["shadow_params"].pop()
+    refused(save(path, what), out, "29 averaged weights for 30 parameters")
+    what = {**content(), "ema": None}
+    refused(save(path, what), out, "no averaged weights", "--weights raw")
+    what["state_dict"]["backbone.rotary_emb.inv_freq"] *= 2
+    refused(save(path, what), out, "another rotary embedding", weights="raw")
+    what = content()
+    what["hyper_parameters"]["config"]["model"] = {**MODEL, "n_blocks": 3}
+    refused(save(path, what), out, "says layers is 3, and its tensors say 2")
+
+
+def test_vocabularies_must_fit(tmp_path: Path, out: Path) -> None:
+    path = save(tmp_path / "a.ckpt", content())
+    words = tokenizer("bpe:300", ["the cat and the dog and a cat " + chr(200 + i) * 9 for i in range(50)])
+    (tmp_path / "words").mkdir()
+    words.save(tmp_path / "words")
+    refused(path, out, f"a vocabulary of {BYTES.vocab_size}", "one of 301", tokenizer=str(tmp_path / "words"))
+    refused(path, out, "has no tokenizer", "--tokenizer", tokenizer=None)
+
+
+def test_systems_are_read_or_asked_for_and_never_guessed(tmp_path: Path, out: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    for name in ("duo", "duo_base", "distillation"):
+        refused(save(path, content(algo={"name": name})), out, "is of Duo", repr(name))
+    refused(save(path, content(algo={"name": "sedd"})), out, "'sedd'", "choose ar, mdlm, bd3lm, esolm")
+    refused(save(path, content(algo={**ALGO, "time_conditioning": True})), out, "time_conditioning")
+    refused(save(path, content(algo={**ALGO, "diffusion_shuffle": False})), out, "neither variant A nor B")
+    refused(save(path, content(algo={**ALGO, "diffusion_attn_mode": "mixed2"})), out, "neither variant A nor B")
+    save(path, content())
+    refused(path, out, "alpha_0 0.5 was asked for", "says 0.25", alpha_0=0.5)
+    refused(path, out, "name 'mdlm' was asked for", "says 'esolm'", system="mdlm")
+    what = content()
+    del what["hyper_parameters"]["config"]["algo"]
+    refused(save(path, what), out, "does not say what system", "--system")
+    refused(path, out, "does not say its alpha_0", "--alpha_0", system="esolm")
+    refused(path, out, "does not say its variant", system="esolm", alpha_0=1.0)
+    refused(path, out, "mdlm has none", system="mdlm", alpha_0=1.0)
+    made = convert(str(path), out, system="esolm", alpha_0=1.0, variant="A", tokenizer="bytes")
+    assert made.system == toy.make("esolm", BYTES.mask_id, alpha_0=1.0, variant="A")
+    assert convert(str(path), out, "mdlm", tokenizer="bytes", force=True).system == toy.make("mdlm", BYTES.mask_id)
+    variant_a = {**ALGO, "diffusion_attn_mode": "mixed2", "sequential_attn_mode": "mixed", "sequential_shuffle": False}
+    made = convert(str(save(path, content(algo=variant_a))), out, tokenizer="bytes", force=True)
+    assert made.system.variant == "A"
+
+
+def test_the_other_repositories(tmp_path: Path, out: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    what = content()
+    what["hyper_parameters"]["config"] = {"parameterization": "subs", "backbone": "dit", "model": MODEL}
+    assert convert(str(save(path, what)), out, tokenizer="bytes").system == toy.make("mdlm", BYTES.mask_id)
+    what["hyper_parameters"]["config"] = {"algo": {"name": "bd3lm"}, "block_size": "${model.length}", "model": MODEL}
+    made = convert(str(save(path, what)), out, tokenizer="bytes", force=True)
+    assert made.system == toy.make("bd3lm", BYTES.mask_id, block_size=L)
+    made = convert(str(save(path, content(algo={"name": "ar"}, adaln=False))), out, tokenizer="bytes", force=True)
+    assert made.system == toy.make("ar", BYTES.mask_id, first="bos", bos_id=BYTES.bos_id)
+    assert made.log_prob("to be").kind == "exact"
+
+
+def test_hugging_face_folders(tmp_path: Path, out: Path) -> None:
+    net = toy.network(BYTES.vocab_size, L, torch.float32)
+    state = released.to_released(net.state_dict(), net.config, "")
+    (hf := tmp_path / "hf").mkdir()
+    config = {"hidden_size": 16, "n_blocks": 2, "n_heads": 2, "cond_dim": 4, "model_length": L, "model_type": "EsoLM"}
+
+    def write(**more: Any) -> Path:
+        save_file({name: t.contiguous() for name, t in state.items()}, hf / "model.safetensors")
+        (hf / "config.json").write_text(json.dumps({**config, **more}))
+        return hf
+
+    refused(write(), out, "does not say its alpha_0")
+    refused(write(mask_index=3), out, "its mask is 3", alpha_0=1.0, variant="B")
+    refused(write(vocab_size=9), out, "says vocab_size is 9", alpha_0=1.0, variant="B")
+    refused(write(), out, "one set of weights", alpha_0=1.0, variant="B", weights="raw")
+    made = convert(str(write(mask_index=BYTES.mask_id)), out, alpha_0=1.0, variant="B", tokenizer="bytes")
+    assert all(torch.equal(a, b) for a, b in zip(made.net.state_dict().values(), net.state_dict().values()))
+    refused(write(model_type="bd3lm", block_size=4, causal=False), out, "exists and is left as it is")
+    made = convert(str(hf), out, tokenizer="bytes", force=True)
+    assert made.system == toy.make("bd3lm", BYTES.mask_id, block_size=4)
+    refused(write(model_type="DUO"), out.with_name("other"), "is of Duo")
+    (hf / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes()[:999])
+    refused(hf, out.with_name("other"), "damaged", system="mdlm")
+
+
+def test_only_models_are_replaced_and_no_parents_are_left(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.ckpt", content())
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "notes.txt").write_text("dear")
+    refused(path, mine, "exists and is left as it is", force=True)
+    assert (mine / "notes.txt").read_text() == "dear"
+    with pytest.raises(ValueError, match="asked for"):
+        convert(str(path), tmp_path / "new" / "deep" / "out", "mdlm", tokenizer="bytes")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_imports_no_module_that_it_names(tmp_path: Path, out: Path) -> None:
+    convert(str(save(tmp_path / "a.ckpt", content())), out, tokenizer="bytes")
+    config = json.loads((out / "config.json").read_text())
+    config["system"] = {"name": "antigravity.Class"}
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="import its module first"):
+        folder.read(out)
+    with pytest.raises(ValueError, match="one set of weights"):
+        esolm.load(out, weights="model")
