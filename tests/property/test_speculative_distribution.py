@@ -9,7 +9,6 @@ Shapes: B batch, L length, V vocabulary.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from esolm.order import Schedule
 from esolm.randomness import Randomness
 from esolm.system import Request
 from property import toy
+from property.test_sampling_distribution import given_the_plans, rows
 from property.test_sampling_naive import ALARM, Naive, Plan, Tokens, chance, plan_of, run
 
 N, L, V = 20000, 5, 4
@@ -90,10 +90,6 @@ def draws(request: Request, net: str = "random", loss: str = "two_term") -> tupl
     return tokens, schedule
 
 
-def rows(tokens: Tensor) -> Counter[Tokens]:
-    return Counter(map(tuple, tokens.tolist()))
-
-
 @pytest.mark.parametrize("window", [1, 2, 4, L, None])
 def test_every_window(window: int | None) -> None:
     tokens, _ = draws(ask(window=window))
@@ -109,12 +105,9 @@ def test_the_any_order_loss_samples_alike() -> None:
 @pytest.mark.parametrize("window", [2, None])
 @pytest.mark.parametrize("alpha_0", [0.0, 0.5, 1.0])
 def test_orders_of_every_share(alpha_0: float, window: int | None) -> None:
-    """Jointly with the orders that were drawn, which are those of first_hitting."""
+    """Given the orders that were drawn, which are those of first_hitting."""
     tokens, schedule = draws(ask(length=3, alpha_0=alpha_0, window=window))
-    plans = [plan_of(schedule, row)._replace(diffusion=3) for row in range(N)]
-    share = Counter(plans)
-    expected = {(o.sigma, x): n / N * p for o, n in share.items() for x, p in NAIVE.joint(o, {}).items()}
-    assert chance([(o.sigma, tuple(x)) for o, x in zip(plans, tokens.tolist())], expected) > ALARM
+    assert given_the_plans(tokens, schedule, NAIVE, {}) > ALARM
     first_hitting = Request(*(torch.zeros(N, 3, dtype=t) for t in (torch.long, torch.bool)), torch.ones(N, 3).bool(),
                             sampler="first_hitting", alpha_0=alpha_0)  # fmt: skip
     assert torch.equal(SYSTEMS["two_term"].plan(first_hitting, RNG).sigma, schedule.sigma)
