@@ -68,7 +68,7 @@ def _add_common(parser: Any) -> None:
     option("--alpha_0", type=float, help="Share of the tokens that diffusion makes (default: as trained).")
     option("--num_steps", type=int, help="Diffusion steps T; without it, one token at a time.")
     option("--parallelism", type=int, help="With sampler block: tokens drawn together.")
-    option("--window", type=int, help="With sampler speculative: tokens that a pass may decide (default: adaptive).")
+    option("--window", type=int, help="With sampler speculative: tokens drawn ahead of a pass (default: adaptive).")
     option("--given_order", type=str, default="random", help="Order among given tokens: random or ascending.")
     option("--temperature", type=float, default=1.0, help="0 is greedy.")
     option("--top_p", type=float, default=1.0, help="Keep the likeliest tokens up to this mass.")

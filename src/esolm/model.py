@@ -159,8 +159,8 @@ class LanguageModel:
 
         length: tokens in all, the prompt included; by default the training length. prompt: one text for all samples or
         one for each. tokens: given token ids by position and None elsewhere, one row for each sample, instead of a
-        prompt. alpha_0, num_steps (T), sampler and order may differ from training. window: tokens that a speculative
-        pass may decide; None adapts it. given_order: the order among the given tokens, random or ascending. seed:
+        prompt. alpha_0, num_steps (T), sampler and order may differ from training. window: tokens drawn ahead of a
+        speculative pass; None adapts it. given_order: the order among the given tokens, random or ascending. seed:
         decides everything, for each sample alone: batches do not matter.
         """
         rows = self._rows(num_samples, length, prompt, tokens)

@@ -71,8 +71,8 @@ def speculative(
     """Eso-LM (B): the tokens of the order one by one, each from its exact conditional, in fewer passes than tokens.
 
     A pass feeds the newest verified token, drafts behind it, a mask in the place of each draft that sees what comes
-    before, and masks in the next places that see all drafts. window: tokens that a pass may decide, 1 being the
-    ordinary sampler; None adapts it, for each row alone.
+    before, and masks in the next places that see all drafts. window: tokens drawn ahead of a pass, those that are
+    certain included, so that 1 is the ordinary sampler; None adapts it, for each row alone.
     """
     batch, length = x.shape
     device = x.device

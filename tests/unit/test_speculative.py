@@ -149,9 +149,9 @@ def test_the_cache_keeps_each_token_once_in_order(window: int | None) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 4, None])
 def test_passes_gain_and_rows_are_as_documented(window: int | None) -> None:
-    """Each pass decides at least one token and at most W; it feeds at most 3 W + 1 rows behind the prompt."""
+    """Each pass decides at least one token and at most W + 1; it feeds at most 3 W + 1 rows behind the prompt."""
     request = wish([[0] * 12] * 20, window=window)
-    _, schedule, steps = run(SYSTEM, NET, request, Randomness(4))
+    _, _, steps = run(SYSTEM, NET, request, Randomness(4))
     widest = window or speculative.MOST
     for k, step in enumerate(steps):
         assert step.drafts is not None
@@ -295,3 +295,21 @@ def test_the_model_and_the_command_line_report_it(tmp_path: Any, capsys: Any) ->
     assert filled.speculation is not None
     steps = [event.committed for event in lm.stream(2, **options)]
     assert all(step.drafts is not None for step in steps)
+
+
+def test_the_benchmark_runs(tmp_path: Any, capsys: Any) -> None:
+    folder = make_run(tmp_path / "run", "esolm", alpha_0=0.5)
+    words = ["--run", str(folder), "--windows=[1,3]", "--alpha_0=[1,0]", "--rounds=2", "--lengths=[8]", "--batch=2"]
+    assert cli.main(["bench", "speculative", *words, f"--json={tmp_path / 'found.json'}"]) == 0
+    assert "alpha_0 = 0, 8 tokens" in capsys.readouterr().out
+    first, _ = json.loads((tmp_path / "found.json").read_text())["cases"]
+    found = first["windows"]
+    assert list(found) == ["one token", "1", "3", "adaptive"]
+    assert found["one token"]["passes"] == found["1"]["passes"] == 8
+    assert (found["1"]["drafted"], found["1"]["acceptance_by_distance"]) == (0, [])
+    assert found["one token"]["rows_per_pass"] == found["1"]["rows_per_pass"] == pytest.approx((1 + 7 * 2) / 8, abs=0.01)
+    for name in ("3", "adaptive"):
+        judged = found[name]["accepted"] + found[name]["rejected"]
+        assert judged == sum(at["judged"] for at in found[name]["acceptance_by_distance"])
+        assert judged == sum(at["judged"] for at in found[name]["acceptance_by_quarter"])
+        assert found[name]["passes"] <= 8

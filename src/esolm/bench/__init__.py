@@ -9,13 +9,14 @@ NAMES = {
     "train": "a training step of every system, beside what counting rows and pairs predicts",
     "likelihood": "all conditionals of an order in one pass, beside a plain forward pass and beside L passes",
     "gpt2": "our ar beside a transformers GPT-2 of equal size, data order and tokens",
+    "speculative": "passes, acceptance and time of speculative sampling, beside one token at a time",
     "machine": "matrix products and memory reads: the limits that the others are held against",
 }
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one benchmark with its options."""
-    lines = "\n".join(f"  {name:10} {what}" for name, what in NAMES.items())
+    lines = "\n".join(f"  {name:11} {what}" for name, what in NAMES.items())
     if not argv or argv[0] in ("-h", "--help"):
         print(f"usage: esolm bench NAME [--option VALUE ...]\n\n{lines}\n\nesolm bench NAME --help says more.")
         return 0 if argv else 2

@@ -1,0 +1,157 @@
+"""Speculative sampling beside one token at a time: passes, acceptance and time of a trained model.
+
+Shapes: B batch, d drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..model import Event, LanguageModel, load
+from .report import facts, table
+from .timing import interleaved, ratio, summary
+
+ONE, ADAPTIVE = "one token", "adaptive"
+QUARTERS = 4
+
+
+@dataclass
+class Tally:
+    """What the samples of one case took; its judged and accepted drafts by distance and by quarter of the text."""
+
+    nfe: list[int] = field(default_factory=list)
+    fed: int = 0
+    drafted: int = 0
+    distance: dict[int, list[int]] = field(default_factory=dict)  # from the last verified token: judged, accepted
+    quarter: dict[int, list[int]] = field(default_factory=dict)
+
+    def add(self, events: list[Event]) -> None:
+        """The passes of one batch."""
+        drawn = torch.stack([event.committed.drawn.sum(1) for event in events])  # [passes, B]
+        nfe = (drawn > 0).sum(0)
+        self.nfe += nfe.tolist()
+        if events[0].committed.drafts is None:  # one token and one mask, and first the mask alone
+            self.fed += int((2 * nfe - 1).sum())
+        before = drawn.cumsum(0) - drawn
+        for event, done in zip(events, before, strict=True):
+            if (drafts := event.committed.drafts) is not None:
+                self.fed += int(drafts.fed.sum())
+                self.drafted += int(drafts.drawn.sum())
+                self.judge(drafts.drawn, drafts.accepted, done, drawn.sum(0))
+
+    def judge(self, real: Tensor, accepted: Tensor, done: Tensor, total: Tensor) -> None:
+        """A pass judges the drafts up to the first that it rejects."""
+        for row, kept in enumerate(accepted.tolist()):
+            for j in range(min(kept + 1, int(real[row].sum()))):
+                at = (QUARTERS * (int(done[row]) + j)) // int(total[row])
+                for counts in (self.distance.setdefault(j, [0, 0]), self.quarter.setdefault(at, [0, 0])):
+                    counts[0] += 1
+                    counts[1] += j < kept
+
+    def report(self) -> dict[str, Any]:
+        """Means over samples, and shares of judged drafts that were accepted."""
+        passes = torch.tensor(self.nfe, dtype=torch.float64)
+        judged, accepted = (sum(counts[k] for counts in self.distance.values()) for k in (0, 1))
+        return {
+            "passes": round(passes.mean().item(), 2),
+            "passes_error": round((passes.std() / len(passes) ** 0.5).item(), 2) if len(passes) > 1 else None,
+            "rows_per_pass": round(self.fed / sum(self.nfe), 2),
+            "drafted": self.drafted,
+            "accepted": accepted,
+            "rejected": judged - accepted,
+            "acceptance_by_distance": [_share(self.distance[j]) for j in sorted(self.distance)],
+            "acceptance_by_quarter": [_share(self.quarter[j]) for j in sorted(self.quarter)],
+        }
+
+
+def _share(counts: list[int]) -> dict[str, Any]:
+    return {"judged": counts[0], "accepted": round(counts[1] / counts[0], 3)}
+
+
+def case(lm: LanguageModel, batch: int, length: int, tally: Tally, options: dict[str, Any]) -> Callable[[int], None]:
+    """A function that draws a batch by the seed of its round and adds it up."""
+
+    def draw(i: int) -> None:
+        tally.add(list(lm.stream(batch, length, seed=i, batch_size=batch, **options)))
+
+    return draw
+
+
+def measure(
+    lm: LanguageModel, alpha_0: float, windows: list[int], batch: int, length: int, rounds: int, shape: dict[str, Any]
+) -> dict[str, Any]:
+    """Every window at one alpha_0, and one token at a time, interleaved."""
+    cases: dict[str, dict[str, Any]] = {ONE: {"sampler": "first_hitting"}}
+    cases |= {str(w): {"sampler": "speculative", "window": w} for w in windows}
+    cases |= {ADAPTIVE: {"sampler": "speculative"}}
+    tallies = {name: Tally() for name in cases}
+    seconds = interleaved(
+        {
+            name: case(lm, batch, length, tallies[name], {"alpha_0": alpha_0, **shape, **options})
+            for name, options in cases.items()
+        },
+        rounds,
+    )
+    found = {}
+    for name, tally in tallies.items():
+        gain = ratio(seconds[ONE], seconds[name])
+        found[name] = tally.report() | {
+            "seconds_per_sample": round(summary(seconds[name]).median / batch, 4),
+            "faster": round(gain.median, 3),
+            "faster_quartiles": [round(gain.low, 3), round(gain.high, 3)],
+        }
+    return {"alpha_0": alpha_0, "length": length, "batch": batch, "windows": found}
+
+
+def run(
+    run: str,
+    windows: list[int] | None = None,
+    alpha_0: list[float] | None = None,
+    lengths: list[int] | None = None,
+    batch: int = 1,
+    rounds: int = 9,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    which: str = "best",
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Passes, acceptance and time of speculative sampling beside one token at a time, on a trained Eso-LM (B).
+
+    Args:
+        run: a run, or one checkpoint of it.
+        windows: tokens drawn ahead of a pass; 2, 4, 8 and 16 by default. The adaptive window always comes with them.
+        alpha_0: shares of diffusion; 1, 0.25 and 0 by default.
+        lengths: tokens of a sample; the training length by default.
+        batch: samples drawn together.
+        rounds: batches of every case; the passes and the acceptance count one more, the warm-up.
+        temperature: of every draw.
+        top_p: of every draw.
+        which: the best or the last checkpoint of the run.
+        threads: threads to use; PyTorch's choice by default.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    lm = load(run, which=which)
+    shape = {"temperature": temperature, "top_p": top_p}
+    found = []
+    for length in lengths or [lm.net.config.length]:
+        for share in alpha_0 or [1.0, 0.25, 0.0]:
+            result = measure(lm, share, windows or [2, 4, 8, 16], batch, length, rounds, shape)
+            found.append(result)
+            columns = ("window", "passes", "rows/pass", "× faster", "quartiles", "s/sample", "accepted at 1, 2, 4, 8")
+            rows = [
+                (name, r["passes"], r["rows_per_pass"], r["faster"], "{:.2f}-{:.2f}".format(*r["faster_quartiles"]),
+                 r["seconds_per_sample"], _acceptance(r["acceptance_by_distance"]))
+                for name, r in result["windows"].items()
+            ]  # fmt: skip
+            table(f"alpha_0 = {share:g}, {length} tokens, batch {batch}", columns, rows)
+    return {"machine": facts(), "cases": found}
+
+
+def _acceptance(by_distance: list[dict[str, Any]]) -> str:
+    return " ".join(f"{by_distance[j]['accepted']:.2f}" for j in (0, 1, 3, 7) if j < len(by_distance))
