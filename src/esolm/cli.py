@@ -124,6 +124,24 @@ def convert(argv: Sequence[str]) -> int:
     return 0
 
 
+def export(argv: Sequence[str]) -> int:
+    """Write a model for others, with a card: esolm export RUN OUT."""
+    from jsonargparse import ArgumentParser
+
+    from . import export as exporting
+
+    parser = ArgumentParser(
+        prog="esolm export",
+        usage="esolm export RUN OUT [--option VALUE ...]",
+        description="Write a model as a folder that transformers and esolm.load open, with a model card.",
+        exit_on_error=False,
+    )
+    parser.add_function_arguments(exporting.export, as_positional=True, skip={"force"})
+    parser.add_argument("--force", action="store_true", help="Replace OUT if it is a model of esolm.")
+    print(f"wrote {exporting.export(**_parse(parser, argv))}")
+    return 0
+
+
 def bench(argv: Sequence[str]) -> int:
     """Measure speed: esolm bench train."""
     from .bench import main
@@ -140,6 +158,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "score": score,
     "variance": variance,
     "convert": convert,
+    "export": export,
     "demo": demo,
     "bench": bench,
 }

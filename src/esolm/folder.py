@@ -23,6 +23,7 @@ from torch import Tensor
 
 from . import __version__
 from .data import Tokenizer
+from .data import tokenizer as make_tokenizer
 from .likelihood import name_of
 from .net.denoiser import Denoiser, DenoiserConfig
 from .system import System, find, names
@@ -72,8 +73,9 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
     # Padding is never seen nor scored, so any token may stand there.
     special["pad_token"] = tokenizer.mask_id if tokenizer.eos_id is None else tokenizer.eos_id
     tokens = {role: tokenizer.core.id_to_token(i) for role, i in special.items() if i is not None}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **tokens}
-    _write_json(folder / "tokenizer_config.json", {**config, "clean_up_tokenization_spaces": False})
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **tokens}
+    config |= {"clean_up_tokenization_spaces": False, "model_input_names": ["input_ids", "attention_mask"]}
+    _write_json(folder / "tokenizer_config.json", config)
 
 
 def read(folder: Path, device: str = "cpu") -> tuple[Denoiser, System, Tokenizer]:
@@ -90,7 +92,19 @@ def read(folder: Path, device: str = "cpu") -> tuple[Denoiser, System, Tokenizer
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} is missing or damaged ({error}): make the folder again") from error
     take(net, {name.removeprefix(PREFIX): t for name, t in stored.items()}, path)
-    return net.to(device).eval(), system, Tokenizer.load(folder)
+    return net.to(device).eval(), system, read_tokenizer(folder, net.config, system)
+
+
+def read_tokenizer(folder: Path, config: DenoiserConfig, system: System) -> Tokenizer:
+    """The tokenizer as esolm or as transformers saved it, if it is the network's."""
+    ours = (folder / "tokenizer_ids.json").is_file()
+    found = Tokenizer.load(folder) if ours else make_tokenizer(str(folder))
+    if (found.vocab_size, found.mask_id) != (config.vocab_size, system.mask_id):
+        raise ValueError(
+            f"the tokenizer in {folder} has {found.vocab_size} ids and mask {found.mask_id}, the model "
+            f"{config.vocab_size} and {system.mask_id}: put the model's own tokenizer there"
+        )
+    return found
 
 
 def trusted(name: str) -> type:

@@ -1,4 +1,4 @@
-"""What a folder is: a run, a checkpoint, or prepared data."""
+"""What a folder is: a run, a checkpoint, a model of `esolm convert` or `esolm export`, or prepared data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from . import checkpoint, runs
+from . import checkpoint, folder, runs
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -20,9 +20,12 @@ def describe(path: Path) -> dict[str, Any]:
         return describe_run(path)
     if (path / "state.json").is_file():
         return describe_checkpoint(path)
+    if folder.is_model(path):
+        return describe_model(path)
     if (path / "manifest.json").is_file():
         return describe_data(path)
-    raise ValueError(f"{path} is no run (config.yaml), checkpoint (state.json) or prepared data (manifest.json)")
+    known = "run (config.yaml), checkpoint (state.json), model (config.json) or prepared data (manifest.json)"
+    raise ValueError(f"{path} is no {known}")
 
 
 def describe_run(run: Path) -> dict[str, Any]:
@@ -44,19 +47,25 @@ def describe_run(run: Path) -> dict[str, Any]:
     return {**about, "config": config}
 
 
-def describe_checkpoint(folder: Path) -> dict[str, Any]:
+def describe_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint: its step, its network, its system and its files."""
-    state = checkpoint.read(folder)
-    parameters = count_parameters(folder)
-    return {"kind": "checkpoint", "path": str(folder), "parameters": parameters, **state}
+    state = checkpoint.read(path)
+    return {"kind": "checkpoint", "path": str(path), "parameters": count_parameters(path), **state}
 
 
-def describe_data(folder: Path) -> dict[str, Any]:
+def describe_model(path: Path) -> dict[str, Any]:
+    """A model of convert or export: its network, its system and where it comes from."""
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    parts = {key: config.get(key) for key in ("net", "system", "about")}
+    return {"kind": "model", "path": str(path), "parameters": count_parameters(path), **parts}
+
+
+def describe_data(path: Path) -> dict[str, Any]:
     """Prepared data: its manifest."""
-    return {"kind": "data", "path": str(folder), **json.loads((folder / "manifest.json").read_text())}
+    return {"kind": "data", "path": str(path), **json.loads((path / "manifest.json").read_text())}
 
 
-def count_parameters(folder: Path) -> int:
+def count_parameters(path: Path) -> int:
     """The number of weights in a checkpoint, from the header of its file."""
-    with safe_open(folder / "model.safetensors", "pt") as file:
+    with safe_open(path / "model.safetensors", "pt") as file:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118

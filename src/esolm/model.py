@@ -75,15 +75,7 @@ def load(path: str | Path, weights: str = "ema", which: str = "best", device: st
         if weights != "ema":
             raise ValueError(f"weights is {weights!r}; {path} has one set of weights: leave it out")
         return LanguageModel(*exported.read(path, device))
-    folder, home = path, path.parent.parent
-    if not (path / "state.json").is_file():
-        root, home = path / "checkpoints", path
-        if which not in ("best", "last"):
-            raise ValueError(f"which is {which!r}; it must be 'best' or 'last'")
-        found = (checkpoint.best(root) if which == "best" else None) or checkpoint.latest(root)
-        if found is None:
-            raise ValueError(f"{path} has no checkpoint: train it first, or give a checkpoint folder")
-        folder = found
+    folder, home = locate(path, which)
     if weights not in ("ema", "model"):
         raise ValueError(f"weights is {weights!r}; it must be 'ema' or 'model'")
     identity = checkpoint.read(folder)["identity"]
@@ -91,6 +83,19 @@ def load(path: str | Path, weights: str = "ema", which: str = "best", device: st
     net.load_state_dict(checkpoint.load(folder, weights, device))
     options = dict(identity["system"])
     return LanguageModel(net.to(device).eval(), find(options.pop("name"))(**options), Tokenizer.load(home))
+
+
+def locate(path: Path, which: str = "best") -> tuple[Path, Path]:
+    """The checkpoint that a run folder or a checkpoint folder stands for, and the run folder."""
+    if (path / "state.json").is_file():
+        return path, path.parent.parent
+    if which not in ("best", "last"):
+        raise ValueError(f"which is {which!r}; it must be 'best' or 'last'")
+    root = path / "checkpoints"
+    found = (checkpoint.best(root) if which == "best" else None) or checkpoint.latest(root)
+    if found is None:
+        raise ValueError(f"{path} has no checkpoint: train it first, or give a checkpoint folder")
+    return found, path
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ FLOORS = [
     "systems",
     "data metrics ema parallel checkpoint",
     "folder evaluate model learner runs",
-    "ckpt train bench hf released convert harness progress info frames show picture",
+    "ckpt train bench hf released convert export harness progress info frames show picture",
     "config launch score demo generate cli __main__",
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
@@ -25,6 +25,7 @@ PLACE = {room: place for rooms in FLOORS for place, room in enumerate(rooms.spli
 ROOMS = ("net", "data", "bench")  # folders whose modules may import each other; systems never do
 EXTRAS = {"datasets", "transformers", "matplotlib", "tensorboard", "wandb", "zstandard", "lm_eval", "huggingface_hub"}
 EXTRAS_ALLOWED = ("data/corpora", "data/tokenizer", "metrics")  # besides floor 8
+WRAPPERS = {"hf": {"transformers"}, "harness": {"lm_eval"}}  # subclasses of an extra's classes, nothing without it
 
 
 def modules() -> list[tuple[str, ast.Module]]:
@@ -86,6 +87,13 @@ def test_extras_are_imported_inside_functions_where_they_may_be():
                 names = {node.module.split(".")[0]}
             else:
                 continue
-            if names & EXTRAS and (node in top or not allowed):
+            if names & (EXTRAS - WRAPPERS.get(module, set())) and (node in top or not allowed):
                 wrong.append(f"{module}:{node.lineno} imports {', '.join(names & EXTRAS)}")
     assert wrong == []
+
+
+def test_nothing_imports_a_wrapper_of_an_extra_when_it_is_imported_itself():
+    for module, tree in modules():
+        outer = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        found = imported(module, ast.Module(outer, []))
+        assert module in WRAPPERS or not found & WRAPPERS.keys(), module

@@ -1,0 +1,214 @@
+"""transformers: what is saved is what is loaded, in both directions, and Trainer trains it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import esolm
+from esolm import cli, order
+from esolm.data import tokenizer
+from esolm.info import describe
+from esolm.model import LanguageModel
+from esolm.randomness import Randomness
+from esolm.visibility import block
+from property import toy
+from unit.test_score import make_run
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'esolm[hf]'")
+from esolm import hf  # noqa: E402
+
+BYTES = tokenizer("bytes")
+GOLDEN = Path(__file__).parent.parent / "golden"
+L = 8
+SYSTEMS = {
+    "esolm": {"alpha_0": 0.5}, "mdlm": {}, "bd3lm": {"block_size": 4}, "ar": {"first": "bos", "bos_id": BYTES.bos_id},
+}  # fmt: skip
+
+
+def model(name: str, **options: Any) -> LanguageModel:
+    net = toy.network(BYTES.vocab_size, L, torch.float32)
+    return LanguageModel(net, toy.make(name, BYTES.mask_id, **{**SYSTEMS[name], **options}), BYTES)
+
+
+def masked(batch: int = 3) -> torch.Tensor:
+    """Texts with every other token masked, and one that is nothing but masks."""
+    x = toy.text(batch, L, 90)
+    x[:, ::2] = BYTES.mask_id
+    x[0] = BYTES.mask_id
+    return x
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_run_to_folder_to_transformers_to_folder_to_esolm(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "run", name, **SYSTEMS[name])
+    assert cli.main(["export", str(run), str(tmp_path / "out")]) == 0
+    lm = esolm.load(run)
+    found = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    assert type(found) is type(transformers.AutoModel.from_pretrained(tmp_path / "out")) is hf.EsoLMForMaskedLM
+    expected = hf.logits(lm.net, lm.system, masked())
+    assert torch.equal(found(masked()).logits, expected)
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    found.save_pretrained(tmp_path / "again")
+    words.save_pretrained(tmp_path / "again")
+    again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "again")
+    assert torch.equal(again(masked()).logits, expected)
+    for folder in ("out", "again"):
+        back = esolm.load(tmp_path / folder)
+        assert dataclasses.asdict(back.system) == dataclasses.asdict(lm.system)
+        assert back.net.config == lm.net.config
+        assert all(torch.equal(a, b) for a, b in zip(back.net.state_dict().values(), lm.net.state_dict().values()))
+        assert back.sample(3, seed=5).texts == lm.sample(3, seed=5).texts
+
+
+def test_tokenizers_agree(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "mdlm")
+    cli.main(["export", str(run), str(tmp_path / "out")])
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "Ein Übermaß, 3 < 4"
+    assert words(text)["input_ids"] == BYTES.encode(text)
+    assert words.decode(BYTES.encode(text)) == text
+    assert (words.mask_token_id, words.eos_token_id) == (BYTES.mask_id, BYTES.eos_id)
+    assert words.is_fast
+    assert set(words(text)) == {"input_ids", "attention_mask"}
+
+
+def test_the_card_says_what_it_is_and_its_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", "esolm", alpha_0=0.25)
+    cli.main(["export", str(run), str(tmp_path / "model-1")])
+    card = (tmp_path / "model-1" / "README.md").read_text()
+    for words in ("`esolm`, alpha_0 = 0.25", "| steps | 1 |", "bytes, 258 ids", "8 tokens", "not measured"):
+        assert words in card
+    monkeypatch.chdir(tmp_path)
+    snippets = re.findall(r"```python\n(.*?)```", card, re.S)
+    assert len(snippets) == 2
+    for snippet in snippets:
+        exec(snippet, {})
+
+
+def test_an_export_of_a_conversion_keeps_what_is_known(tmp_path: Path) -> None:
+    cli.main(["convert", str(GOLDEN / "lightning_tiny.ckpt"), str(tmp_path / "a")])
+    assert cli.main(["export", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert "converted from | `lightning_tiny.ckpt`" in (tmp_path / "b" / "README.md").read_text()
+    a, b = (json.loads((tmp_path / x / "config.json").read_text()) for x in "ab")
+    assert a == b
+    assert describe(tmp_path / "b") == {**describe(tmp_path / "a"), "path": str(tmp_path / "b")}
+    assert describe(tmp_path / "b")["parameters"] == 144_562
+    assert cli.main(["export", str(tmp_path / "none"), str(tmp_path / "c")]) == 2
+    assert cli.main(["export", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_given_order_gives_the_authors_logits(tmp_path: Path) -> None:
+    cli.main(["convert", str(GOLDEN / "lightning_tiny.ckpt"), str(tmp_path / "a")])
+    found = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "a")
+    released = load_file(GOLDEN / "state_dict.safetensors")
+    from esolm.released import our_name
+
+    weights = {our_name(name.removeprefix("backbone.")): t for name, t in released.items() if "rotary" not in name}
+    found.net.load_state_dict(weights)
+    golden = load_file(GOLDEN / "diffusion.safetensors")
+    sigma, expected = golden["sort_idx"], golden["logits_B_causal"]
+    expected = torch.empty_like(expected).scatter_(1, sigma[..., None].expand_as(expected), expected)
+    torch.testing.assert_close(found(golden["xt"], sigma=sigma).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_are_about_the_token_at_their_position() -> None:
+    x = toy.text(3, L, 90)
+    ar = model("ar")
+    nats = ar.system.terms(ar.net, x, None, None, Randomness(0), False)[0].nats
+    found = hf.logits(ar.net, ar.system, x)
+    found[..., BYTES.mask_id] = -torch.inf
+    torch.testing.assert_close(-found.log_softmax(-1).gather(2, x[..., None])[..., 0], nats, rtol=1e-4, atol=1e-5)
+    eso, z = model("esolm", loss="any_order"), x.clone()
+    z[:, 3:] = BYTES.mask_id
+    found = hf.logits(eso.net, eso.system, z)
+    found[..., BYTES.mask_id] = -torch.inf
+    sigma = torch.arange(L).expand_as(x)
+    expected = eso.system.order_nats(eso.net, x, sigma, torch.ones_like(x, dtype=torch.bool))[:, 3]
+    torch.testing.assert_close(-found.log_softmax(-1)[:, 3].gather(1, x[:, 3:4])[:, 0], expected, rtol=1e-4, atol=1e-5)
+    bd3, z = model("bd3lm"), x.clone()
+    z[:, 4:] = BYTES.mask_id
+    both = bd3.net(torch.cat([z, x], 1), torch.arange(L).repeat(2)[None], block(L, 4))[:, 4:L]
+    torch.testing.assert_close(hf.logits(bd3.net, bd3.system, z)[:, 4:], both, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_is_not_seen(name: str, side: str) -> None:
+    if (name, side) == ("bd3lm", "left"):
+        pytest.skip("blocks are counted from the first token")
+    lm, x = model(name), masked()
+    valid = torch.ones_like(x)
+    valid[1, slice(4, None) if side == "right" else slice(0, 4)] = 0
+    for fill in (7, 9):
+        y = torch.where(valid.bool(), x, fill)
+        found = hf.wrap(lm)(y, attention_mask=valid).logits
+        if fill == 7:
+            first = found
+    torch.testing.assert_close(found[valid.bool()], first[valid.bool()], rtol=1e-5, atol=1e-6)
+    if side == "right":
+        torch.testing.assert_close(found[1, :4], hf.logits(lm.net, lm.system, x[1:2, :4])[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_trainer_trains_it(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    texts = ["ababab" * 2, "babab", "abab", "bababababa"] * 4
+    cli.main(["export", str(make_run(tmp_path / "run", name, **SYSTEMS[name])), str(tmp_path / "out")])
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    start = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    encoded = [words(text, truncation=True, max_length=L, padding="max_length") for text in texts]
+    rows = [{key: row[key] for key in ("input_ids", "attention_mask")} for row in encoded]
+    if name == "mdlm":
+        rows = pytest.importorskip("datasets").Dataset.from_list(rows)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "trainer"), max_steps=6, per_device_train_batch_size=4, learning_rate=0.01, report_to=[],
+        logging_steps=1, use_cpu=True, disable_tqdm=True, save_strategy="no", seed=3, prediction_loss_only=True,
+    )  # fmt: skip
+    collator = transformers.DataCollatorForLanguageModeling(words, mlm=False)
+    trainer = transformers.Trainer(
+        model=start, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()["eval_loss"]
+    assert after < before
+    assert trainer.evaluate()["eval_loss"] == after
+    trainer.save_model(str(tmp_path / "tuned"))
+    words.save_pretrained(tmp_path / "tuned")
+    assert len(esolm.load(tmp_path / "tuned").sample(2).texts) == 2
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    found = hf.wrap(model("mdlm"))
+    x = masked()
+    with pytest.raises(ValueError, match="mlm=False"):
+        found(x, labels=x)
+    with pytest.raises(ValueError, match="mdlm has none"):
+        found(x, sigma=toy.permutations(3, L))
+    with pytest.raises(ValueError, match="multiple of block_size"):
+        hf.wrap(model("bd3lm"))(x[:, :5])
+    assert found(x, return_dict=False)[0].shape == (3, L, BYTES.vocab_size)
+    config = found.config.to_dict()
+    config["system"] = {"name": "antigravity.Class"}
+    with pytest.raises(ValueError, match="import its module first"):
+        hf.EsoLMForMaskedLM(hf.EsoLMConfig.from_dict(config))
+
+
+def test_orders_and_checkpointing_change_nothing_else() -> None:
+    lm = model("esolm", loss="any_order")
+    found, x = hf.wrap(lm), masked()
+    sigma = order.sort(order.groups(x == BYTES.mask_id, None, None), torch.arange(L)[None] / L)
+    assert torch.equal(found(x).logits, found(x, sigma=sigma).logits)
+    found.gradient_checkpointing_enable()
+    assert found.net.checkpoint_blocks
+    found.gradient_checkpointing_disable()
+    assert not found.net.checkpoint_blocks
