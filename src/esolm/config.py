@@ -17,6 +17,8 @@ from .options import Batching, Compute, Corpus, Optim, Saving, Validation
 
 # Known from the data, so not options.
 FROM_DATA = {"mask_id", "bos_id", "eos_id", "vocab_size"}
+# Those of the weights, where a run starts from some.
+SIZES = ("layers", "width", "heads", "cond_width", "adaln", "mlp_ratio", "rotary_base")
 GROUPS: dict[str, type] = {
     "batch": Batching,
     "optim": Optim,
@@ -100,6 +102,7 @@ def parser_for(system: str) -> Any:
     option("--print_config", action="store_true", help="Print the full configuration as YAML and stop.")
     option("--data", type=str, default="data/pydocs", help="A folder that `esolm prepare` made.")
     option("--run", type=str | None, default=None, help="The run's folder; null is runs/PRESET.")
+    option("--init", type=str | None, default=None, help="Start from the weights of a run, a checkpoint or a model.")
     option("--steps", type=int, default=1000, help="Steps in all.")
     option("--seed", type=int, default=0, help="Decides the weights, the data order and all noise.")
     option("--log_every", type=int, default=10, help="Steps between lines of metrics.jsonl.")
@@ -138,6 +141,9 @@ def read_config(argv: Sequence[str]) -> tuple[dict[str, Any], bool]:
     except argparse.ArgumentError as error:
         raise ValueError(" ".join(str(error).split())) from error
     del config["print_config"]
+    given = [name for name in SIZES if any(word.partition("=")[0] == f"--net.{name}" for word in options)]
+    if config["init"] is not None and given:
+        raise ValueError(f"with --init the network has the sizes of {config['init']}: leave --net.{given[0]} out")
     if config["run"] is None:
         config["run"] = f"runs/{Path(name).stem}"
     return config, printing

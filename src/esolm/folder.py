@@ -8,6 +8,7 @@ Weights have the network's own names after `net.`; `config.json` says what netwo
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -128,6 +130,15 @@ def take(net: Denoiser, state: Mapping[str, Tensor], path: Path) -> None:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(f"{path} is not of this network: {'; '.join(wrong[:5])}{more}")
     net.load_state_dict(dict(state))
+
+
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """A hash of all weights, with their names and types."""
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 @contextmanager

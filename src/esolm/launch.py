@@ -7,15 +7,18 @@ import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from . import checkpoint, machine, progress, runs
-from .config import FROM_DATA
+from .config import FROM_DATA, SIZES
 from .data import Loader, Manifest
+from .folder import fingerprint
 from .learner import Learner
+from .model import load
 from .net.denoiser import Denoiser, DenoiserConfig
 from .options import Batching, Compute, Corpus, Optim, Saving, Validation
 from .randomness import fold
@@ -37,6 +40,7 @@ def launch(config: dict[str, Any]) -> int:
         config["compute"]["precision"] = runs.read_config(run)["compute"]["precision"]
     compute = resolve(Compute(**config["compute"]))
     config["compute"] = dataclasses.asdict(compute)
+    start = find_start(run, config, manifest)
     config["net"]["length"] = net_length(config["net"]["length"], manifest.length)
     net_config = DenoiserConfig(vocab_size=manifest.vocab_size, **config["net"])
     system = make_system(config["system"], manifest)
@@ -50,8 +54,12 @@ def launch(config: dict[str, Any]) -> int:
     notes = enter(run, config, data, manifest)
 
     net = build(net_config, seed, compute)
+    if start.state is not None:
+        net.load_state_dict(start.state)
     learner = Learner(net, optim)
     identity = identify(net_config, config["system"]["name"], system, manifest)
+    if start.sha256 is not None:
+        identity["init"] = start.sha256
     with runs.Metrics(run / "metrics.jsonl") as metrics:
         folder = checkpoint.latest(run / "checkpoints")
         if folder is not None:
@@ -81,6 +89,36 @@ def open_data(data: Path, corpus: Corpus) -> Manifest:
         command = f"esolm prepare {source} {data} --tokenizer {corpus.tokenizer} --length {corpus.length}"
         raise ValueError(f"no data in {data}: prepare it with `{command}`, or give --data FOLDER")
     return Manifest.load(data)
+
+
+class Start(NamedTuple):
+    """Weights to start from, and their hash, which is part of a run's identity."""
+
+    state: dict[str, Tensor] | None = None
+    sha256: str | None = None
+
+
+def find_start(run: Path, config: dict[str, Any], manifest: Manifest) -> Start:
+    """The weights that `init` names, if it does; the network of the configuration takes their sizes.
+
+    A run that has a checkpoint goes on without them where they are gone. Raises ValueError for another tokenizer.
+    """
+    if (init := config["init"]) is None:
+        return Start()
+    last = checkpoint.latest(run / "checkpoints")
+    if last is not None and not Path(init).exists():
+        identity = checkpoint.read(last)["identity"]
+        config["net"] |= {name: identity["net"][name] for name in SIZES}
+        return Start(None, identity.get("init"))
+    lm = load(init)
+    if lm.tokenizer.sha256 != manifest.tokenizer_sha256 or lm.system.mask_id != manifest.mask_id:
+        raise ValueError(
+            f"{init} has tokenizer {lm.tokenizer.name} with {lm.tokenizer.vocab_size} ids, {manifest.folder} was "
+            f"prepared with {manifest.tokenizer} with {manifest.vocab_size}: prepare it with --tokenizer {init}"
+        )
+    config["net"] |= {name: getattr(lm.net.config, name) for name in SIZES}
+    state = lm.net.state_dict()
+    return Start(state, fingerprint(state))
 
 
 def resolve(compute: Compute) -> Compute:

@@ -18,7 +18,7 @@ import yaml
 from .nested import differing
 
 # Changing these does not change what the weights become, so a resumed run may have other ones.
-FREE = ("data", "run", "log", "saving.every", "saving.keep", "compute.device", "compute.threads")
+FREE = ("data", "run", "init", "log", "saving.every", "saving.keep", "compute.device", "compute.threads")
 
 
 def is_run(run: Path) -> bool:

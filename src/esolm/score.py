@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import time
@@ -22,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from . import evaluate, machine
+from . import evaluate, folder, machine
 from .likelihood import is_exact, log_weights, name_of, order_function
 from .model import LanguageModel, load, with_alpha_0
 from .nested import differing
@@ -254,13 +253,15 @@ class Work:
 
 def identity(lm: LanguageModel, texts: list[evaluate.Sequences], o: Scoring) -> dict[str, Any]:
     """What log-weights depend on, besides their number."""
-    digest = hashlib.sha256()
-    for name, value in sorted(lm.net.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     system = {"name": name_of(lm.system), **dataclasses.asdict(lm.system)}  # type: ignore[call-overload]
     data = {f"{i}": sequences.sha256 for i, sequences in enumerate(texts)}
-    about = {"model": digest.hexdigest(), "system": system, "seed": o.seed, "antithetic": o.antithetic, "data": data}
+    about = {
+        "model": folder.fingerprint(lm.net.state_dict()),
+        "system": system,
+        "seed": o.seed,
+        "antithetic": o.antithetic,
+        "data": data,
+    }
     return json.loads(json.dumps(about))
 
 
