@@ -22,8 +22,10 @@ from .sampling import Chooser, places
 from .system import Drafts, Step
 from .visibility import HIDDEN, Visibility
 
-FIRST, LEAST, MOST = 4, 2, 16
-"""The adaptive window at first, and its bounds."""
+MOST = 24
+"""The widest that the adaptive window becomes."""
+PRIOR, MEMORY = (2.0, 0.5), 0.85
+"""Accepted and rejected drafts that a row begins with, and what a pass leaves of the counts before it."""
 
 
 def draft(choose: Chooser, logits: Tensor, row: Tensor, position: Tensor) -> Tensor:
@@ -47,9 +49,9 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
 
 
-def adapt(window: Tensor, drafted: Tensor, accepted: Tensor) -> Tensor:
-    """The window of the next pass, int [B]; of nothing but the row's own history, so that seeds decide it too."""
-    return torch.where(accepted == drafted, 2 * window, accepted + 2).clamp(LEAST, MOST)
+def adapt(accepted: Tensor, rejected: Tensor) -> Tensor:
+    """The adaptive window, int [B]: two more than the drafts accepted for each rejected one, of late."""
+    return (2 + accepted / rejected).clamp_max(MOST).round().long()
 
 
 def labels(clean: Tensor, masks: Tensor, end: Tensor, fill: int) -> Visibility:
@@ -79,9 +81,10 @@ def speculative(
     sigma = F.pad(schedule.sigma, (0, 1))  # the last place is where fill goes
     tokens = F.pad(x.cpu().gather(1, schedule.sigma), (0, 1), value=choose.mask_id).to(device)
     total = schedule.given + schedule.sizes.sum(1)
-    first, most = (FIRST, MOST) if window is None else (window, window)
-    width = torch.full_like(total, min(first, length))
-    cache = net.new_cache(batch, length + int(schedule.given.max()) + 3 * min(most, length) + 1)
+    hits, misses = (torch.full(total.shape, count, dtype=torch.float64) for count in PRIOR)
+    width = adapt(hits, misses) if window is None else torch.full_like(total, min(window, length))
+    most = min(MOST if window is None else window, length)
+    cache = net.new_cache(batch, length + int(schedule.given.max()) + 3 * most + 1)
     # Ends of three runs of places: cached, verified, and proposed for by the rows of `logits` that `where` names.
     cached, known, proposed = torch.zeros_like(total), schedule.given, schedule.given
     logits, where = torch.empty(0, net.config.vocab_size, device=device), torch.zeros_like(sigma)
@@ -118,8 +121,8 @@ def speculative(
         _commit(cache, (at - cached) * live, torch.where(live, at, cached))
         cached, proposed, before = torch.where(live, at, cached), end + ahead, known
         known = torch.minimum(at + 1, total)
-        if window is None:
-            width = adapt(width, drafted, accepted).clamp_max(length)
+        hits, misses = MEMORY * hits + accepted, MEMORY * misses + rejected
+        width = width if window is not None else adapt(hits, misses)
         done = _run(before, known - before, length)
         yield Step(sigma.gather(1, done), tokens.gather(1, done.to(device)), done < length, tried)
 

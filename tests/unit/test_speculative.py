@@ -42,7 +42,7 @@ class Twin:
 
     def __init__(self, request: Request, plan: Plan, row: int, rng: Randomness) -> None:
         self.choose = Chooser(request.draw, rng.at("token"), MASK)
-        self.row, self.window, self.first = torch.tensor([row]), request.window, request.window or speculative.FIRST
+        self.row, self.window = torch.tensor([row]), request.window
         self.order = [i for step in plan.steps for i in step]
         self.given = [(i, int(request.x[row, i])) for i in plan.given]
 
@@ -57,8 +57,9 @@ class Twin:
         """Of each pass: what it decided, what it drafted, and how many drafts it kept."""
         known, left, found = list(self.given), list(self.order), []
         proposals: dict[int, Tensor] = {}
-        width = self.first
+        hits, misses = speculative.PRIOR
         while left:
+            width = self.window or min(round(2 + hits / misses), speculative.MOST)
             able = [i for i in left[:width] if i in proposals]
             drafts = [(i, int(self.choose(proposals[i], self.row, torch.tensor([i])))) for i in able]
             ahead = left[len(drafts) : len(drafts) + width]
@@ -77,9 +78,7 @@ class Twin:
             if decided == drafts and ahead:
                 decided.append((ahead[0], int(self.choose(fresh[ahead[0]], self.row, torch.tensor([ahead[0]])))))
             found.append((decided, drafts, kept))
-            if self.window is None:
-                width = 2 * width if kept == len(drafts) else kept + 2
-                width = min(max(width, speculative.LEAST), speculative.MOST)
+            hits, misses = (speculative.MEMORY * n + m for n, m in ((hits, kept), (misses, kept < len(drafts))))
             known, left, proposals = known + decided, left[len(decided) :], fresh
         return found
 
@@ -221,8 +220,8 @@ def test_rounding_leaves_no_empty_residual() -> None:
 
 
 def test_the_window_follows_what_was_kept() -> None:
-    window, drafted, kept = (torch.tensor(t) for t in ([4, 4, 4, 16, 2], [3, 4, 4, 15, 1], [3, 0, 3, 15, 0]))
-    assert adapt(window, drafted, kept).tolist() == [8, 2, 5, 16, 2]
+    accepted, rejected = torch.tensor([[0, 2, 30, 1e9, 5], [3, 2, 3, 1e-9, 1]], dtype=torch.float64)
+    assert adapt(accepted, rejected).tolist() == [2, 3, 12, speculative.MOST, 7]
 
 
 def test_the_pattern_of_a_pass() -> None:
@@ -307,7 +306,8 @@ def test_the_benchmark_runs(tmp_path: Any, capsys: Any) -> None:
     assert list(found) == ["one token", "1", "3", "adaptive"]
     assert found["one token"]["passes"] == found["1"]["passes"] == 8
     assert (found["1"]["drafted"], found["1"]["acceptance_by_distance"]) == (0, [])
-    assert found["one token"]["rows_per_pass"] == found["1"]["rows_per_pass"] == pytest.approx((1 + 7 * 2) / 8, abs=0.01)
+    rows = pytest.approx((1 + 7 * 2) / 8, abs=0.01)
+    assert found["one token"]["rows_per_pass"] == found["1"]["rows_per_pass"] == rows
     for name in ("3", "adaptive"):
         judged = found[name]["accepted"] + found[name]["rejected"]
         assert judged == sum(at["judged"] for at in found[name]["acceptance_by_distance"])
