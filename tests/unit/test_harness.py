@@ -1,0 +1,165 @@
+"""The real lm-evaluation-harness on small local tasks, with the likelihoods of `esolm score`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from esolm import cli, load
+from unit.test_score import TEXT, L, make_run
+
+pytest.importorskip("lm_eval", reason="needs the lm-evaluation-harness: pip install 'esolm[eval]'")
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import make_table
+
+from esolm.harness import EsoLM, cut
+
+TASKS: dict[str, dict[str, Any]] = {
+    "choice": {
+        "output_type": "multiple_choice", "doc_to_text": "{{context}}", "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}", "metric_list": [{"metric": "acc"}],
+    },
+    "rolling": {
+        "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+    },
+    "writing": {
+        "output_type": "generate_until", "doc_to_text": "{{context}}", "doc_to_target": "{{text}}",
+        "generation_kwargs": {"until": ["e"], "max_gen_toks": 4}, "metric_list": [{"metric": "exact_match"}],
+    },
+    "last": {
+        "output_type": "loglikelihood", "doc_to_text": "{{context}}", "doc_to_target": "{{choices[0]}}",
+        "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
+    },
+}  # fmt: skip
+
+
+def instances(kind: str, *arguments: tuple) -> list[Instance]:
+    return [Instance(kind, {}, given, i) for i, given in enumerate(arguments)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs, and tasks as YAML and JSON lines."""
+    home = tmp_path_factory.mktemp("harness")
+    make_run(home / "esolm", alpha_0=1.0)
+    make_run(home / "ar", "ar")
+    make_run(home / "mdlm", "mdlm")
+    make_run(home / "bd3lm", "bd3lm", block_size=4)
+    docs = [
+        {"context": "To", "text": TEXT, "choices": [" be", " do", " ey"], "answer": 0},
+        {"context": "or no", "text": TEXT[:30], "choices": ["t", " go"], "answer": 1},
+    ]
+    (tasks := home / "tasks").mkdir()
+    (tasks / "docs.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    for name, task in TASKS.items():
+        data = {"data_files": {"test": str(tasks / "docs.jsonl")}, "cache_dir": str(home / "cache")}
+        common = {"task": name, "dataset_path": "json", "dataset_kwargs": data, "test_split": "test"}
+        (tasks / f"{name}.yaml").write_text(yaml.safe_dump({**common, **task}))
+    (home / "a.txt").write_text(TEXT)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("esolm", {"estimator": "iw", "num_orders": 12}),
+        ("esolm", {"estimator": "any_order", "num_orders": 4}),
+        ("esolm", {"estimator": "nelbo", "num_draws": 3}),
+        ("mdlm", {"estimator": "nelbo"}),
+        ("mdlm", {"estimator": "jackknife", "num_orders": 3}),
+        ("bd3lm", {"estimator": "nelbo"}),
+        ("ar", {}),
+    ],
+)
+def test_likelihoods_are_those_of_esolm_score(
+    home: Path, name: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"estimator": "iw", **options}
+    words = [f"--{key}={str(value).replace('_', '-')}" for key, value in given.items()]
+    assert cli.main(["score", str(home / name), str(home / "a.txt"), "--num_sequences=4", "--json", *words]) == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    lm = EsoLM(str(home / name), **options, device="cpu")
+    (found,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", (TEXT[: 4 * L],)))
+    assert -found / (4 * L) == pytest.approx(record["nats"], rel=1e-9)
+    assert lm.get_model_info()["system"] == name
+
+
+def test_windows_may_overlap(home: Path) -> None:
+    lm, own = EsoLM(str(home / "ar"), stride=3, device="cpu"), load(home / "ar")
+    found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", (TEXT,), ("",), (TEXT[:5],)))
+    expected = [float(own.rolling_log_prob(text, stride=3).total) for text in (TEXT, TEXT[:5])]
+    assert found == pytest.approx([expected[0], 0.0, expected[1]], rel=1e-6)
+
+
+def test_a_continuation_is_scored_after_its_context(home: Path) -> None:
+    lm, own = EsoLM(str(home / "ar"), device="cpu"), load(home / "ar")
+    pairs = [("To b", "e"), ("", "To"), ("To ", "be"), ("so many words that not all fit: To b", "e")]
+    found = [value for value, _ in lm.loglikelihood(instances("loglikelihood", *pairs))]
+    texts = [("To b", "e"), (None, "To"), ("To", " be"), ("t: To b", "e")]
+    for value, (context, text) in zip(found, texts, strict=True):
+        assert value == pytest.approx(float(own.log_prob(text, context).total), rel=1e-5)
+    with pytest.raises(ValueError, match="trained on 8"):
+        lm.loglikelihood(instances("loglikelihood", ("", "more than eight")))
+    with pytest.raises(ValueError, match="nothing to score"):
+        lm.loglikelihood(instances("loglikelihood", ("", "")))
+
+
+@pytest.mark.parametrize("name", ["esolm", "ar", "mdlm", "bd3lm"])
+def test_greedy_is_what_greedy_sampling_gives(home: Path, name: str) -> None:
+    estimator = "nelbo" if name == "bd3lm" else "iw"
+    lm = EsoLM(str(home / name), estimator=estimator, num_orders=2, device="cpu")
+    text = lm._sample([[*lm.lm.tokenizer.encode("To"), None]], temperature=0.0)[0][:3]
+    last = lm.lm.tokenizer.decode(text[2:])
+    other = "x" if last != "x" else "y"
+    if len(last.encode()) == 1 and last.isascii() and not last.isspace():
+        (_, yes), (_, no) = lm.loglikelihood(instances("loglikelihood", ("To", last), ("To", other)))
+        assert yes
+        assert not no
+    quick = EsoLM(str(home / name), estimator=estimator, num_orders=2, greedy=False, device="cpu")
+    assert quick.loglikelihood(instances("loglikelihood", ("To", "a")))[0][1] is False
+
+
+def test_generation_stops_where_it_is_told(home: Path) -> None:
+    lm = EsoLM(str(home / "esolm"), device="cpu", batch_size="auto")
+    requests = instances(
+        "generate_until",
+        ("To be", {"until": ["\n"], "max_gen_toks": 3}),
+        ("a very long context", {"until": "q", "do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 5}),
+    )
+    first, second = (lm.generate_until(requests) for _ in range(2))
+    assert first == second
+    assert cut("a. b", [".", " "]) == "a"
+    assert cut("a b", []) == "a b"
+    with pytest.raises(ValueError, match="below the length 8"):
+        lm.generate_until(instances("generate_until", ("a", {"max_gen_toks": 8})))
+    with pytest.raises(ValueError, match="choose one of nelbo, any-order"):
+        EsoLM(str(home / "esolm"), estimator="best")
+
+
+@pytest.mark.parametrize("name", ["esolm", "bd3lm"])
+def test_the_harness_runs_and_caches(home: Path, tmp_path: Path, name: str) -> None:
+    estimator = {"estimator": "nelbo"} if name == "bd3lm" else {"estimator": "any_order", "num_orders": 2}
+    manager = TaskManager(include_path=str(home / "tasks"), include_defaults=False)
+    runs = [
+        simple_evaluate(
+            model="esolm", model_args={"pretrained": str(home / name), **estimator}, tasks=list(TASKS),
+            task_manager=manager, batch_size=4, device="cpu", bootstrap_iters=0, use_cache=str(tmp_path / "cache"),
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    first, second = (run["results"] for run in runs)
+    assert first.keys() == set(TASKS)
+    for task, values in first.items():
+        assert {k: v for k, v in values.items() if isinstance(v, float)} == {
+            k: v for k, v in second[task].items() if isinstance(v, float)
+        }
+    assert 0 <= first["choice"]["acc,none"] <= 1
+    assert first["rolling"]["bits_per_byte,none"] > 1
+    assert "|rolling" in make_table(runs[0])
