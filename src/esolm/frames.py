@@ -6,7 +6,7 @@ import itertools
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -16,6 +16,8 @@ from .model import Event
 
 GIVEN, DIFFUSION, SEQUENTIAL = "given", "diffusion", "left to right"
 """How a token came to be there."""
+DRAFT, REJECTED = "draft", "rejected draft"
+"""A token that the last pass guessed and dropped, and one that stands where it guessed another."""
 UNDECIDED = 1 << 30
 DOT, END, BREAK = "·", "¶", "↵"
 """A token that is not decided, the end-of-sequence token, and a line break inside a token."""
@@ -29,6 +31,8 @@ class Film:
     phase: list[str]
     when: list[int]  # the pass that committed it: -1 for what was given, UNDECIDED for what is not there yet
     passes: int = 0  # so far, in which this row got a token
+    drafts: dict[int, int] = field(default_factory=dict)  # guesses of the last pass where nothing is decided
+    rejected: set[int] = field(default_factory=set)  # where the last pass guessed another token
 
     @classmethod
     def start(cls, event: Event, row: int) -> Film:
@@ -45,6 +49,12 @@ class Film:
         for at, token_id in ((p, t) for p, t, real in zip(position, token, drawn, strict=True) if real):
             self.ids[at], self.when[at] = token_id, event.step
         self.passes += any(drawn)
+        self.drafts, self.rejected = {}, set()
+        if (tried := event.committed.drafts) is not None:
+            real, kept = tried.drawn[row], int(tried.accepted[row])
+            guesses = list(zip(tried.position[row][real].tolist(), tried.token[row].cpu()[real].tolist(), strict=True))
+            self.rejected = {at for at, _ in guesses[kept : kept + 1]}
+            self.drafts = dict(guesses[kept + 1 :])
 
 
 @dataclass
@@ -81,7 +91,7 @@ def record(events: Iterator[Event], reels: list[list[Film]]) -> Iterator[Event]:
 
 
 def pieces(tokenizer: Tokenizer, film: Film) -> list[str]:
-    """What to show for each token: a dot, or its share of the text of the decided run that it stands in.
+    """What to show for each token: a dot, a guess, or its share of the text of the decided run that it stands in.
 
     A run is spelt as a whole, so that a character whose bytes are in several tokens appears once, with the last.
     """
@@ -92,6 +102,8 @@ def pieces(tokenizer: Tokenizer, film: Film) -> list[str]:
         if inside:
             run = list(group)
             shown[run[0] : run[-1] + 1] = [visible(text) for text in spell(tokenizer.decode, [ids[at] for at in run])]
+    for at, token in film.drafts.items():
+        shown[at] = END if token == end else visible(tokenizer.decode([token])) or DOT
     return shown
 
 

@@ -1,4 +1,4 @@
-"""Denoising in a terminal: dots that turn into words, the two phases in two colours."""
+"""Denoising in a terminal: dots that turn into words, the two phases in two colours, and guesses in a third."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.text import Text
 
 from .data import Tokenizer
-from .frames import BREAK, DIFFUSION, GIVEN, SEQUENTIAL, UNDECIDED, Film, Meter, layout, pieces
+from .frames import BREAK, DIFFUSION, DRAFT, GIVEN, REJECTED, SEQUENTIAL, UNDECIDED, Film, Meter, layout, pieces
 from .model import Event
 
-STYLES = {GIVEN: "bold", DIFFUSION: "#2f8fd8", SEQUENTIAL: "#e07b39"}
+STYLES = {GIVEN: "bold", DIFFUSION: "#2f8fd8", SEQUENTIAL: "#e07b39", DRAFT: "italic #8e6fc1", REJECTED: "#d0453f"}
 COLUMNS = 100  # at most
 FRAME = 0.04  # seconds between two frames, at least
 PLAY = 5.0  # seconds that a batch is stretched to if the model is faster, of up to PAUSE a pass
@@ -54,6 +54,8 @@ def frame(
     nfe = sum(film.passes for film in films) / len(films)
     status = f"step {event.step + 1}/{max(event.steps, event.step + 1)} · NFE {nfe:.4g} · {meter.speed:,.0f} tokens/s"
     phases = {phase for film in films for phase in film.phase}
+    if event.committed.drafts is not None:
+        phases |= {DRAFT, REJECTED}
     legend = [Text(f"  ● {phase}", style) for phase, style in STYLES.items() if phase in phases]
     return Group(*parts, Text.assemble((status, "dim"), *legend))
 
@@ -64,9 +66,9 @@ def draw(film: Film, tokenizer: Tokenizer, columns: int, now: int) -> Text:
     for span in layout(pieces(tokenizer, film), columns):
         style = STYLES[film.phase[span.token]]
         if film.when[span.token] == UNDECIDED:
-            style = "dim"
+            style = STYLES[DRAFT] if span.token in film.drafts else "dim"
         elif film.when[span.token] == now:
-            style += " bold reverse"
+            style = (STYLES[REJECTED] if span.token in film.rejected else style) + " bold reverse"
         text.append("\n" * (span.line - line))
         text.append(span.text, style)
         line = span.line

@@ -29,7 +29,7 @@ from esolm.frames import (
 )
 from esolm.model import Event
 from esolm.order import Schedule
-from esolm.system import Step
+from esolm.system import Drafts, Step
 
 BYTES = tokenizer("bytes")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -121,6 +121,34 @@ def test_films_know_when_and_in_which_phase():
     assert two.when == [1, -1, 2, 0]
     assert two.phase == [SEQUENTIAL, GIVEN, SEQUENTIAL, DIFFUSION]
     assert (one.passes, two.passes) == (3, 3)
+
+
+def test_guesses_have_a_colour_of_their_own_until_they_are_decided():
+    """Three drafts after 'a': the first is kept, the second replaced by 'c', the third dropped and drawn later."""
+    order = torch.arange(5)[None]
+    schedule = Schedule(order, torch.ones(1, 5, dtype=torch.long), torch.tensor([0]), torch.tensor([0]))
+    tokens = torch.full((1, 5), BYTES.mask_id)
+    drafts = Drafts(order[:, 1:4], torch.tensor([list(b"bXY")]), torch.ones(1, 3).bool(), torch.tensor([1]), order[0])
+    none = Drafts(order[:, :0], order[:, :0], torch.zeros(1, 0).bool(), torch.tensor([0]), order[0])
+    steps = [(0, "a", none), (1, "bc", drafts), (3, "de", none)]
+    reels: list[list[Film]] = []
+    found = []
+    made = [
+        Step(order[:, at : at + len(text)], torch.tensor([list(text.encode())]), torch.ones(1, len(text)).bool(), tried)
+        for at, text, tried in steps
+    ]
+    for event in record((Event(k, 5, step, tokens, schedule, 0) for k, step in enumerate(made)), reels):
+        text = show.draw(reels[-1][0], BYTES, 20, event.step)
+        found.append((text.plain, [str(span.style) for span in text.spans]))
+        legend = show.frame(reels[-1], event, BYTES, Meter(), 20).renderables[-1]
+        assert "● draft" in str(legend)
+    bright, old = (show.STYLES[SEQUENTIAL] + suffix for suffix in (" bold reverse", ""))
+    rejected = show.STYLES["rejected draft"] + " bold reverse"
+    assert found == [
+        ("a····", [bright, *["dim"] * 4]),
+        ("abcY·", [old, bright, rejected, show.STYLES["draft"], "dim"]),
+        ("abcde", [old, old, old, bright, bright]),
+    ]
 
 
 def test_frames_colour_the_phases_and_light_up_the_newest():
