@@ -8,6 +8,7 @@ Likelihoods are those of `esolm score`: of a continuation, with its context give
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -85,7 +86,7 @@ class EsoLM(LM):
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """log p(continuation | context), and whether it is what greedy sampling gives."""
         pairs = [self._pair(*request.args) for request in requests]
-        values = self._score([ids for ids, _ in pairs], [count for _, count in pairs])
+        values = self._sum([self._windows(*pair) for pair in pairs])
         same = self._is_greedy(pairs) if self.greedy else [False] * len(pairs)
         found = list(zip(values, same, strict=True))
         for request, result in zip(requests, found, strict=True):
@@ -94,16 +95,12 @@ class EsoLM(LM):
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """log p of whole texts, each token scored once, in windows of the training length."""
-        rows, counts, owners = list[list[int]](), list[int](), list[int]()
-        for owner, request in enumerate(requests):
+        texts = []
+        for request in requests:
             ids = self.lm.tokenizer.encode(request.args[0])
-            for start, first, end in windows(len(ids), self.length, self.stride) if ids else ():
-                rows.append(ids[start:end])
-                counts.append(first - start)
-                owners.append(owner)
-        found = [0.0] * len(requests)
-        for owner, value in zip(owners, self._score(rows, counts), strict=True):
-            found[owner] += value
+            parts = windows(len(ids), self.length, self.stride) if ids else []
+            texts.append([(ids[start:end], first - start) for start, first, end in parts])
+        found = self._sum(texts)
         for request, value in zip(requests, found, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
         return found
@@ -123,34 +120,49 @@ class EsoLM(LM):
         return found
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], int]:
-        """The tokens of both, cut on the left to the training length, and how many of them are context."""
+        """The tokens of both, the context cut on the left where there is no room, and how many of them are context."""
         stem = context.rstrip()  # a space before a word is part of the word's token
         ids = self.lm.tokenizer.encode(context + continuation)
         if not ids:
             raise ValueError("context and continuation are both empty: there is nothing to score")
         count = min(len(self.lm.tokenizer.encode(stem)), len(ids) - 1)
-        if len(ids) - count > self.length:
-            raise ValueError(f"a continuation of {len(ids) - count} tokens; the model was trained on {self.length}")
-        cut = max(0, len(ids) - self.length)
+        room = self.length - (len(ids) - count)
+        cut = max(0, count - (room if room >= 0 else self.length // 2))
         return ids[cut:], count - cut
 
+    def _windows(self, ids: list[int], count: int) -> list[tuple[list[int], int]]:
+        """One window or, for a continuation that is longer, windows that score half their length each."""
+        if len(ids) <= self.length:
+            return [(ids, count)]
+        found, half = [], max(1, self.length // 2)
+        for first in range(count, len(ids), half):
+            start, end = max(0, min(first + half, len(ids)) - self.length), min(first + half, len(ids))
+            found.append((ids[start:end], first - start))
+        return found
+
+    def _sum(self, texts: Sequence[Sequence[tuple[list[int], int]]]) -> list[float]:
+        """For each text, log p of all its windows: tokens, and how many of them are context."""
+        parts = [(owner, *window) for owner, found in enumerate(texts) for window in found]
+        values = self._score([ids for _, ids, _ in parts], [count for _, _, count in parts])
+        sums: dict[int, float] = {}
+        for (owner, _, _), value in zip(parts, values, strict=True):
+            sums[owner] = sums.get(owner, 0.0) + value
+        return [sums.get(owner, 0.0) for owner in range(len(texts))]
+
     def _score(self, rows: Sequence[Sequence[int]], counts: Sequence[int]) -> list[float]:
-        """log p of each row after its first `counts` tokens."""
-        values = [0.0] * len(rows)
-        order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))  # rows of like length pad each other least
-        block = getattr(self.lm.system, "block_size", 1)
-        for first in range(0, len(order), self.batch_size):
-            some = order[first : first + self.batch_size]
-            wide = -(-max(len(rows[i]) for i in some) // block) * block
-            x, valid = (F.pad(t, (0, wide - t.shape[1])) for t in padded([rows[i] for i in some]))
-            given = torch.arange(wide) < torch.tensor([counts[i] for i in some])[:, None]
+        """log p of each row after its first `counts` tokens; the batch size does not matter."""
+        values, groups = [0.0] * len(rows), dict[int, list[int]]()
+        step = math.lcm(getattr(self.lm.system, "block_size", 1), 8)  # rows of like length pad each other little
+        for i, row in enumerate(rows):
+            groups.setdefault(min(-(-len(row) // step) * step, max(self.length, len(row))), []).append(i)
+        for wide, places in groups.items():
+            x, valid = (F.pad(t, (0, wide - t.shape[1])) for t in padded([rows[i] for i in places]))
+            given = torch.arange(wide) < torch.tensor([counts[i] for i in places])[:, None]
             kept = None if valid.all() else valid, given if given.any() else None
+            seed = self.seed if wide == self.length else fold(self.seed, wide)
             sequences = evaluate.Sequences("harness", x, *kept, 0)
-            seed = fold(self.seed, first) if first else self.seed
-            found = evaluate.score(
-                self.lm, sequences, self.estimator, seed=seed, batch_size=self.batch_size, **self.scoring
-            )
-            for i, nats in zip(some, found.nats.tolist(), strict=True):
+            options = {**self.scoring, "seed": seed, "batch_size": self.batch_size}
+            for i, nats in zip(places, evaluate.score(self.lm, sequences, self.estimator, **options).nats.tolist()):
                 values[i] = -nats
         return values
 

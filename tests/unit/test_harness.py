@@ -91,6 +91,30 @@ def test_likelihoods_are_those_of_esolm_score(
     assert lm.get_model_info()["system"] == name
 
 
+@pytest.mark.parametrize(("name", "estimator"), [("esolm", "iw"), ("mdlm", "nelbo"), ("bd3lm", "nelbo")])
+def test_the_batch_size_does_not_matter(home: Path, name: str, estimator: str) -> None:
+    pairs = [("To", " be"), ("or", " not"), ("", "to be"), ("that is", " it")] * 2
+    found = []
+    for size in (1, 3, 32):
+        lm = EsoLM(str(home / name), estimator=estimator, num_orders=3, batch_size=size, device="cpu")
+        found.append([value for value, _ in lm.loglikelihood(instances("loglikelihood", *pairs))])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[0] == pytest.approx(found[2], rel=1e-5)
+
+
+def test_the_task_files_of_the_experiments_run(home: Path) -> None:
+    (home / "passages.txt").write_text("to be or not to be\nthat is the question\n")
+    tasks = Path(__file__).parents[2] / "experiments" / "harness" / "tasks"
+    manager = TaskManager(
+        include_path=str(tasks), include_defaults=False, metadata={"file": str(home / "passages.txt")}
+    )
+    names = ["lambada_local", "pydocs_choice"]
+    model = EsoLM(str(home / "ar"), device="cpu")
+    found = simple_evaluate(model=model, tasks=names, task_manager=manager, bootstrap_iters=0, limit=3)
+    assert found["n-samples"]["lambada_local"]["original"] == 2
+    assert found["results"]["lambada_local"]["perplexity,none"] > 1
+
+
 def test_windows_may_overlap(home: Path) -> None:
     lm, own = EsoLM(str(home / "ar"), stride=3, device="cpu"), load(home / "ar")
     found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", (TEXT,), ("",), (TEXT[:5],)))
@@ -105,8 +129,9 @@ def test_a_continuation_is_scored_after_its_context(home: Path) -> None:
     texts = [("To b", "e"), (None, "To"), ("To", " be"), ("t: To b", "e")]
     for value, (context, text) in zip(found, texts, strict=True):
         assert value == pytest.approx(float(own.log_prob(text, context).total), rel=1e-5)
-    with pytest.raises(ValueError, match="trained on 8"):
-        lm.loglikelihood(instances("loglikelihood", ("", "more than eight")))
+    ((long, _),) = lm.loglikelihood(instances("loglikelihood", ("a", "more than eight")))
+    parts = (("a", "more"), ("more", " tha"), (" tha", "n ei"), ("an ei", "ght"))
+    assert long == pytest.approx(sum(float(own.log_prob(text, context).total) for context, text in parts), rel=1e-5)
     with pytest.raises(ValueError, match="nothing to score"):
         lm.loglikelihood(instances("loglikelihood", ("", "")))
 
