@@ -27,6 +27,8 @@ from .machine import pick_device
 from .model import LanguageModel, load, until, with_alpha_0
 from .randomness import fold
 
+DEFAULT_DEVICE = "cuda:0"
+"""What the harness's command line says when its user says nothing."""
 GREEDY = {"esolm": "left_to_right"}
 """Samplers for the question whether a text is the greedy one; other systems take their own."""
 
@@ -61,7 +63,9 @@ class EsoLM(LM):
         device: str | None = None,
     ) -> None:
         super().__init__()
-        lm = load(pretrained, weights, which, str(pick_device(device or "auto")))
+        if device is None or (device == DEFAULT_DEVICE and not torch.cuda.is_available()):
+            device = "auto"
+        lm = load(pretrained, weights, which, str(pick_device(device)))
         self.lm = LanguageModel(lm.net, with_alpha_0(lm.system, alpha_0), lm.tokenizer)
         self.length = lm.net.config.length
         self.estimator = estimator.replace("_", "-")

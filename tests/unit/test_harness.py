@@ -152,7 +152,7 @@ def test_greedy_is_what_greedy_sampling_gives(home: Path, name: str) -> None:
 
 
 def test_generation_stops_where_it_is_told(home: Path) -> None:
-    lm = EsoLM(str(home / "esolm"), device="cpu", batch_size="auto")
+    lm = EsoLM(str(home / "esolm"), device="cuda:0", batch_size="auto")  # as the command line says by default
     requests = instances(
         "generate_until",
         ("To be", {"until": ["\n"], "max_gen_toks": 3}),
