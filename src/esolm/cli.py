@@ -105,6 +105,27 @@ def variance(argv: Sequence[str]) -> int:
     return scoring.variance(**_parse(scoring.parser("variance"), argv))
 
 
+def overlap(argv: Sequence[str]) -> int:
+    """Compare predictions with references: esolm overlap FILE.jsonl [--bertscore FOLDER --json]."""
+    from jsonargparse import ArgumentParser
+
+    from . import overlap as scoring
+
+    parser = ArgumentParser(
+        prog="esolm overlap",
+        usage="esolm overlap FILE.jsonl [--option VALUE ...]",
+        description="ROUGE, and BERTScore by a local model, of the predictions that `esolm sample --out` wrote.",
+        exit_on_error=False,
+    )
+    parser.add_function_arguments(scoring.overlap, as_positional=True)
+    parser.add_argument("--json", action="store_true", help="Print JSON and nothing else.")
+    options = _parse(parser, argv)
+    printing = options.pop("json")
+    found = scoring.overlap(**options)
+    print(json.dumps(found) if printing else "\n".join(f"{key:12} {value:.4g}" for key, value in found.items()))
+    return 0
+
+
 def convert(argv: Sequence[str]) -> int:
     """Bring a published checkpoint: esolm convert FILE.ckpt|FOLDER|HUB-NAME OUT [--tokenizer gpt2:PATH …]."""
     from jsonargparse import ArgumentParser
@@ -157,6 +178,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "infill": infill,
     "score": score,
     "variance": variance,
+    "overlap": overlap,
     "convert": convert,
     "export": export,
     "demo": demo,
