@@ -1,0 +1,230 @@
+"""The network for inference: at time zero AdaLN is a constant, which disappears into the norms and linears.
+
+Norms and the residual are float32 at least; matrix products, keys and values are in the precision that was asked for.
+
+Shapes: B batch, N network input, H heads, D head width, W width, V vocabulary, R rows that get logits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..terms import token_nats
+from ..visibility import Visibility
+from .attention import attend
+from .cache import KVCache
+from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rows, modulate, rotary_table
+from .head import CHUNK, Score
+
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
+"""Names, and the type of products, keys and values."""
+FEW = 12
+"""Up to so many rows a product with int8 weights is limited by reading them."""
+
+
+class Plain:
+    """x weight + bias, and GELU after it: the slow twin of the other two."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
+        self.weight, self.bias, self.gelu = weight, bias, gelu
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = F.linear(x, self.weight, self.bias)
+        return F.gelu(x, approximate="tanh") if self.gelu else x
+
+
+class Packed:
+    """Weights in the order in which oneDNN reads them. A few rows cost no more than the reading, where PyTorch's own
+    product is slower: in float32 from four rows on, in bf16 always."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias
+        self.then: tuple[Any, ...] = ("gelu", [], "tanh") if gelu else ("none", [], "")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, *self.then)
+
+
+class Int8:
+    """Weights as whole numbers from -127 to 127 times a scale for each output; activations in bf16."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
+        # The scale is rounded before it is used, so that its being bf16 adds no error.
+        self.scale = (weight.abs().amax(1) / 127).clamp_min(1e-30).to(torch.bfloat16)
+        whole = (weight / self.scale[:, None].to(weight.dtype)).round_().clamp_(-127, 127)
+        self.weight, self.bias, self.gelu = whole.to(torch.int8), bias, gelu
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        if len(rows) <= FEW and not rows.is_cuda:
+            out = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), self.weight, self.scale)
+        else:
+            out = F.linear(rows, self.weight.to(x.dtype)).mul_(self.scale)
+        out = out if self.bias is None else out.add_(self.bias)
+        out = F.gelu(out, approximate="tanh") if self.gelu else out
+        return out.unflatten(0, x.shape[:-1])
+
+
+Linear = Plain | Packed | Int8
+
+
+class Norm(NamedTuple):
+    """LayerNorm with AdaLN's scale and shift in it."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    dtype: torch.dtype  # of the output
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.layer_norm(h, h.shape[-1:], self.weight, self.bias, self.eps).to(self.dtype)
+
+
+class Maker(NamedTuple):
+    """What this network's layers are made of."""
+
+    kind: type[Linear]
+    dtype: torch.dtype  # of products, keys and values
+
+    @property
+    def stream(self) -> torch.dtype:
+        """Of the norms and the residual."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def linear(self, linear: Any, gate: Tensor | None = None, rows: slice | None = None, gelu: bool = False) -> Linear:
+        """gate * (x weight + bias), or some of its outputs."""
+        rows = rows or slice(None)
+        weight, bias = linear.weight[rows], None if linear.bias is None else linear.bias[rows]
+        if gate is not None:
+            weight, bias = weight * gate.flatten()[:, None], None if bias is None else bias * gate.flatten()
+        bias = None if bias is None else bias.to(self.dtype, copy=True)
+        return self.kind(weight if self.kind is Int8 else weight.to(self.dtype, copy=True), bias, gelu)
+
+    def norm(self, norm: nn.LayerNorm, shift: Tensor | None, scale: Tensor | None) -> Norm:
+        """norm(h) (1 + scale) + shift."""
+        weight = norm.weight if scale is None else norm.weight * (1 + scale.flatten())
+        bias = None if shift is None else shift.flatten().to(self.stream, copy=True)
+        return Norm(weight.to(self.stream, copy=True), bias, norm.eps, self.dtype)
+
+
+class FoldedBlock:
+    """A block whose modulation is in its weights. The last one of a network projects q apart from k and v."""
+
+    def __init__(self, block: Block, cond: Tensor | None, make: Maker, last: bool) -> None:
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulate(block, cond, 6)
+        width, self.heads = block.attn_qkv.in_features, block.heads
+        self.norm1, self.norm2 = make.norm(block.norm1, shift1, scale1), make.norm(block.norm2, shift2, scale2)
+        parts = (slice(0, width), slice(width, None)) if last else (slice(None),)
+        self.project = [make.linear(block.attn_qkv, rows=part) for part in parts]
+        self.attn_out = make.linear(block.attn_out, gate1)
+        self.mlp_up, self.mlp_down = make.linear(block.mlp[0], gelu=True), make.linear(block.mlp[2], gate2)
+
+    def __call__(
+        self, h: Tensor, rotary: tuple[Tensor, Tensor], visibility: Visibility, past: Past | None, rows: Rows | None
+    ) -> Tensor:
+        """h [B, N, W] -> [B, N, W]; with rows, past the keys and values only those rows go on."""
+        a = self.norm1(h)
+        if rows is None:
+            span = slice(0, h.shape[1])
+            q, k, v = split_heads(self.project[0](a), self.heads, 3)
+        else:
+            span = rows.span
+            k, v = split_heads(self.project[1](a), self.heads, 2)
+            (q,) = split_heads(rows.place(self.project[0](rows.select(a)), h.shape[0]), self.heads, 1)
+            h = rows.select(h)
+        q, k = turn(q, rotary, span), turn(k, rotary)
+        if past is None:
+            mixed = attend(q, k, v, visibility, span)
+        else:
+            k, v = past.cache.extend(past.layer, k, v)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=past.seen[:, :, span])
+        mixed = mixed.transpose(1, 2).flatten(2)
+        if rows is not None and rows.index is not None:
+            mixed = mixed.flatten(0, 1).index_select(0, rows.index)
+        h = h + self.attn_out(mixed)
+        return h + self.mlp_down(self.mlp_up(self.norm2(h)))
+
+
+class Folded:
+    """The same function as the denoiser at time zero, without parameters or gradients."""
+
+    def __init__(self, net: Denoiser, make: Maker) -> None:
+        cond, last = net.condition(None), len(net.blocks) - 1
+        self.config, self.stream = net.config, make.stream
+        self.embed = nn.Embedding.from_pretrained(net.embed.weight.to(make.dtype, copy=True))
+        self.blocks = [FoldedBlock(cast(Block, b), cond, make, i == last) for i, b in enumerate(net.blocks)]
+        shift, scale = modulate(net, cond, 2)
+        self.norm, self.head = make.norm(net.norm, shift, scale), make.linear(net.head)
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        visibility: Visibility,
+        time: Tensor | None = None,
+        cache: KVCache | None = None,
+        out: Rows | None = None,
+        score: Score | None = None,
+    ) -> Tensor:
+        """As Denoiser.forward; raises ValueError for a time, which is zero here."""
+        if time is not None:
+            raise ValueError("a folded network is that of time zero: leave time out, or use the network as trained")
+        table = self.embed.weight
+        h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
+        h, rows = h.to(self.stream), out or Rows(slice(0, h.shape[1]))
+        rotary = wide_table(position, self.config, table.dtype)
+        seen = None if cache is None else cache.place(visibility)
+        last = len(self.blocks) - 1
+        for i, block in enumerate(self.blocks):
+            past = None if cache is None or seen is None else Past(cache, i, seen)
+            h = block(h, rotary, visibility, past, rows if i == last else None)
+        h = self.norm(h)
+        return self.head(h) if score is None else self.nats(h.flatten(0, -2), score)
+
+    def nats(self, h: Tensor, score: Score) -> Tensor:
+        """weight * -log p(target): h [R, W] -> [R], some rows at a time."""
+        parts = zip(h.split(CHUNK), score.target.split(CHUNK), strict=True)
+        nats = torch.cat([token_nats(self.head(part), target, score.exclude) for part, target in parts])
+        return nats if score.weight is None else nats * score.weight.to(nats.dtype)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache in the precision of the products."""
+        return Denoiser.new_cache(cast(Denoiser, self), batch, capacity)
+
+
+@torch.no_grad()
+def fold(net: Denoiser, precision: str | None = None) -> Denoiser:
+    """A copy of the network at time zero for inference, with the same call; None keeps its precision."""
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"no precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
+    dtype = net.embed.weight.dtype if precision is None else PRECISIONS[precision]
+    kind: type[Linear] = Packed if packs(dtype, net.embed.weight.device) else Plain
+    return cast(Denoiser, Folded(net, Maker(Int8 if precision == "int8" else kind, dtype)))
+
+
+def packs(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether PyTorch has oneDNN's layouts there: these operators are private, and other versions may not have them."""
+    known = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
+    small = dtype in (torch.float32, torch.bfloat16)
+    return known and small and device.type == "cpu" and torch.backends.mkldnn.is_available()
+
+
+def split_heads(t: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
+    """[B, N, parts W] -> parts of [B, H, N, D]."""
+    return t.unflatten(-1, (parts * heads, -1)).transpose(1, 2).split(heads, 1)
+
+
+def turn(t: Tensor, rotary: tuple[Tensor, Tensor], span: slice | None = None) -> Tensor:
+    """The rotary embedding of [B, H, N, D] by the tables of all slots, or of those in span."""
+    cos, sin = rotary if span is None else (part[:, :, span] for part in rotary)
+    return torch.addcmul(t * cos, t.roll(t.shape[-1] // 2, -1), sin)
+
+
+def wide_table(position: Tensor, config: DenoiserConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and signed sin for both halves of a head, [B|1, 1, N, D]."""
+    cos, sin = rotary_table(position, config, dtype)
+    return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)

@@ -1,0 +1,179 @@
+"""The folded network is the network at time zero, in every precision and through every sampler.
+
+Shapes: B batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from esolm.net import fold as folding
+from esolm.net.denoiser import Denoiser, Rows
+from esolm.net.fold import Int8, Packed, Plain, fold
+from esolm.net.head import Score
+from esolm.order import inverse
+from esolm.randomness import Randomness
+from esolm.system import Request
+from esolm.visibility import Visibility, block, by_order, causal, full, hide, sorted_two_stream
+from property import toy
+
+B, L, V = 3, 8, 7
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+NETS = {
+    "AdaLN": {},
+    "plain": {"adaln": False},
+    "one layer, one head": {"layers": 1, "heads": 1},
+    "wide": {"layers": 3, "heads": 4, "mlp_ratio": 4},
+}
+STEP = inverse(toy.permutations(B, L))
+PATTERNS = {
+    "full": full(L),
+    "padded": hide(full(L), toy.padding(B, L)),
+    "causal": causal(L),
+    "order": by_order(STEP),
+    "two streams": sorted_two_stream(L, 3),
+    "two streams (A)": sorted_two_stream(L, L, torch.tensor([0, 3, 8])),
+    "blocks": block(L, 2),
+}
+ROWS = {
+    "all": None,
+    "span": Rows(slice(1, 5)),
+    "some": Rows(slice(0, L), torch.tensor([2 * L, 1, 5])),
+    "none": Rows(slice(0, L), torch.zeros(0, dtype=torch.long)),
+}
+
+
+@pytest.fixture(params=NETS)
+def net(request: pytest.FixtureRequest) -> Denoiser:
+    return toy.network(**NETS[request.param])
+
+
+def inputs(visibility: Visibility, batch: int = B) -> tuple[Tensor, Tensor, Visibility]:
+    slots = visibility.rank.shape[1]
+    return toy.text(batch, slots), torch.arange(slots)[None] % L, visibility
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_it_is_the_network_at_time_zero(net: Denoiser, pattern: str, rows: str) -> None:
+    given = inputs(PATTERNS[pattern])
+    expected = net(*given, time=torch.zeros(1, dtype=torch.float64), out=ROWS[rows])
+    found = fold(net)(*given, out=ROWS[rows])
+    torch.testing.assert_close(found, expected, **CLOSE)
+    assert not found.requires_grad
+
+
+def test_soft_tokens(net: Denoiser) -> None:
+    tokens, *rest = inputs(full(L))
+    soft = 0.5 * one_hot(tokens, V).double() + 0.5 * one_hot((tokens + 1) % V, V)
+    torch.testing.assert_close(fold(net)(soft, *rest), net(soft, *rest), **CLOSE)
+
+
+def test_nats(net: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows at a time, and all at once."""
+    target = toy.text(B).flatten()
+    for score in (Score(target, V - 1), Score(target, V - 1, torch.linspace(0, 1, B * L))):
+        expected = net(*inputs(causal(L)), score=score)
+        for chunk in (5, 512):
+            monkeypatch.setattr(folding, "CHUNK", chunk)
+            torch.testing.assert_close(fold(net)(*inputs(causal(L)), score=score), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_with_a_cache(net: Denoiser, ragged: bool) -> None:
+    """Pass after pass, with masks that are overwritten and rows that commit different numbers of tokens."""
+    sigma = toy.permutations(B, L)
+    tokens = toy.text(B).gather(1, sigma)
+    nets = net, fold(net)
+    caches = [each.new_cache(B, 2 * L) for each in nets]
+    done = torch.zeros(B, dtype=torch.long)
+    for count in ([2, 1, 2], [1, 1, 1], [0, 2, 1]) if ragged else ([2] * B, [1] * B, [0] * B):
+        place = done[:, None] + torch.arange(3)
+        call = tokens.gather(1, place), sigma.gather(1, place), by_order(place if ragged else place[:1])
+        results = []
+        for each, cache in zip(nets, caches, strict=True):
+            results.append(each(*call, cache=cache, out=Rows(slice(1, 3))))
+            kept = torch.tensor(count)
+            cache.commit(kept, max(count), int((done + kept).max())) if ragged else cache.commit(count[0])
+        torch.testing.assert_close(results[1], results[0], **CLOSE)
+        done = done + torch.tensor(count)
+    for one, two in zip((*caches[0].keys, *caches[0].values), (*caches[1].keys, *caches[1].values), strict=True):
+        torch.testing.assert_close(two, one, **CLOSE)
+
+
+@pytest.mark.parametrize(("label", "name", "options"), toy.variants(), ids=lambda v: v if isinstance(v, str) else "")
+def test_samplers_draw_the_same_tokens(label: str, name: str, options: dict) -> None:
+    net, found, rng = toy.network(), toy.make(name, V - 1, **options), Randomness(3, 0, B)
+    given = torch.zeros(B, L, dtype=torch.bool)
+    given[:, :2] = True
+    request = Request(toy.text(B), given, torch.ones_like(given))
+    schedule = found.plan(request, rng)
+    with torch.inference_mode():
+        one, two = ([step.token for step in found.sample(n, request, schedule, rng)] for n in (net, fold(net)))
+    assert len(one) == len(two) > 0
+    assert all(map(torch.equal, one, two))
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("rows", [(0,), (1,), (1, 2), (2, 3, 5)])
+def test_packed_weights_are_the_same_weights(rows: tuple[int, ...], gelu: bool) -> None:
+    if not folding.packs(torch.float32, torch.device("cpu")):
+        pytest.skip("this PyTorch has no packed weights")
+    weight, bias, x = torch.randn(24, 16), torch.randn(24), torch.randn(*rows, 16)
+    for b in (None, bias):
+        expected = Plain(weight, b, gelu)(x)
+        torch.testing.assert_close(Packed(weight, b, gelu)(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("bf16")
+@pytest.mark.parametrize("rows", [1, 2, folding.FEW, folding.FEW + 1, 40])
+def test_int8_weights_are_off_by_half_a_step_at_most(rows: int) -> None:
+    """Both kernels equal the product with the rounded weights but for bf16 outputs, which round up to three times."""
+    weight, bias, x = torch.randn(24, 16), torch.randn(24).bfloat16(), torch.randn(rows, 16).bfloat16()
+    weight[3] = 0
+    found = Int8(weight, bias, False)
+    rounded = found.weight.float() * found.scale.float()[:, None]
+    assert ((rounded - weight).abs() <= 0.502 * found.scale.float()[:, None] + 1e-30).all()
+    expected = x.float() @ rounded.T
+    error = (found(x).float() - expected - bias.float()).abs()
+    assert (error <= 3 * 2**-8 * (expected.abs() + bias.float().abs()) + 1e-6).all()
+    assert found(x[None]).shape == (1, rows, 24)
+
+
+@pytest.mark.usefixtures("bf16")
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-5), ("bf16", 0.03), ("int8", 0.06)])
+def test_low_precision_is_close(precision: str, bound: float) -> None:
+    """Relative to the spread of this random network's logits, for every pattern and with a cache."""
+    net = toy.network(width=32, dtype=torch.float32)
+    low = fold(net, precision)
+    for visibility in PATTERNS.values():
+        expected = net(*inputs(visibility))
+        assert (low(*inputs(visibility)).float() - expected).norm() < bound * expected.norm()
+    cache, expected = low.new_cache(B, L), net(*inputs(causal(L)))
+    assert cache.keys[0].dtype == low.embed.weight.dtype
+    tokens, position, _ = inputs(causal(L))
+    for i in range(L):
+        found = low(tokens[:, i : i + 1], position[:, i : i + 1], by_order(torch.tensor([[i]])), cache=cache)
+        cache.commit(1)
+        assert (found[:, 0].float() - expected[:, i]).norm() < bound * expected[:, i].norm()
+
+
+def test_what_it_refuses() -> None:
+    net = toy.network()
+    with pytest.raises(ValueError, match="no precision 'int3': choose one of float32, bf16, int8"):
+        fold(net, "int3")
+    with pytest.raises(ValueError, match="time zero"):
+        fold(net)(*inputs(full(L)), time=torch.zeros(1))
+
+
+def test_it_is_a_copy() -> None:
+    net = toy.network()
+    folded, given = fold(net), inputs(full(L))
+    before = folded(*given)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    assert torch.equal(folded(*given), before)
