@@ -107,22 +107,35 @@ def variance(argv: Sequence[str]) -> int:
 
 def overlap(argv: Sequence[str]) -> int:
     """Compare predictions with references: esolm overlap FILE.jsonl [--bertscore FOLDER --json]."""
+    from .overlap import overlap as function
+
+    about = "ROUGE, and BERTScore by a local model, of the predictions that `esolm sample --out` wrote."
+    return _report(function, "overlap FILE.jsonl", about, argv)
+
+
+def judge(argv: Sequence[str]) -> int:
+    """Generative perplexity and entropy of samples: esolm judge SAMPLES.jsonl FOLDER [--json]."""
+    from .judge import judge as function
+
+    about = "Quality of the samples that `esolm sample --out` wrote, by an outside causal language model."
+    return _report(function, "judge SAMPLES.jsonl JUDGE", about, argv)
+
+
+def _report(function: Callable[..., dict[str, Any]], usage: str, about: str, argv: Sequence[str]) -> int:
+    """Print what a function of a file finds, as lines or as JSON."""
     from jsonargparse import ArgumentParser
 
-    from . import overlap as scoring
-
+    prog = f"esolm {usage.split()[0]}"
     parser = ArgumentParser(
-        prog="esolm overlap",
-        usage="esolm overlap FILE.jsonl [--option VALUE ...]",
-        description="ROUGE, and BERTScore by a local model, of the predictions that `esolm sample --out` wrote.",
-        exit_on_error=False,
+        prog=prog, usage=f"esolm {usage} [--option VALUE ...]", description=about, exit_on_error=False
     )
-    parser.add_function_arguments(scoring.overlap, as_positional=True)
+    parser.add_function_arguments(function, as_positional=True)
     parser.add_argument("--json", action="store_true", help="Print JSON and nothing else.")
     options = _parse(parser, argv)
     printing = options.pop("json")
-    found = scoring.overlap(**options)
-    print(json.dumps(found) if printing else "\n".join(f"{key:12} {value:.4g}" for key, value in found.items()))
+    found = function(**options)
+    lines = (f"{key:22} {value:.5g}" for key, value in found.items() if value is not None)
+    print(json.dumps(found) if printing else "\n".join(lines))
     return 0
 
 
@@ -179,6 +192,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "score": score,
     "variance": variance,
     "overlap": overlap,
+    "judge": judge,
     "convert": convert,
     "export": export,
     "demo": demo,
