@@ -2,8 +2,10 @@
 
     checkpoints/step-00001000/{model,ema,optimizer}.safetensors, state.json
 
-A folder is written under a hidden name, synced, and renamed: a name that matches `step-*` is a whole checkpoint.
-`state.json` holds the size and the SHA-256 of the other files, so that damage is found before anything is used.
+Several processes write `shards/*.safetensors` in place of the three files, each its own; `consolidate` turns them into
+the three. A folder is written under a hidden name, synced, and renamed: a name that matches `step-*` is a whole
+checkpoint. `state.json` holds the size and the SHA-256 of the other files, so that damage is found before anything is
+used.
 """
 
 from __future__ import annotations
@@ -13,18 +15,24 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from . import __version__
+from . import __version__, sharded
 from .nested import differing
+from .parallel import ALONE, Ranks
 
 FORMAT = 1
+STEMS = ("model", "ema", "optimizer")
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -59,28 +67,101 @@ def save(
     tensors: file stem -> flat tensors by name. state: what JSON holds, with `identity` (what must match on loading)
     and `metric` (the validation loss at this step, or None). Raises ValueError and leaves no trace if the disk refuses.
     """
-    final = root / name_of(step)
-    if final.exists():
-        raise ValueError(f"{final} exists already: a checkpoint is never overwritten; move it away first")
-    clean(root)
-    partial = root / f".{final.name}.partial"
-    try:
+    partial = _begin(root, step)
+    with _writing(root, step):
         partial.mkdir(parents=True)
         files = {f"{stem}.safetensors": _write(partial / f"{stem}.safetensors", t) for stem, t in tensors.items()}
-        record = {"format": FORMAT, "version": __version__, "step": step, **state, "files": files}
-        _write_text(partial / "state.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
-        _sync(partial)
-        os.rename(partial, final)
-        _sync(root)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        before = latest(root)
-        raise ValueError(
-            f"could not write checkpoint {final}: {error}. Nothing was overwritten; the last complete checkpoint is "
-            f"{before or 'none'}. Make room on the disk and run the same command again"
-        ) from error
+        return _end(root, step, state, files, keep)
+
+
+class Saver:
+    """Where a run's checkpoints go; several processes write theirs while training goes on."""
+
+    def __init__(self, root: Path, keep: int, ranks: Ranks = ALONE) -> None:
+        self.root, self.keep, self.ranks, self.writers = root, keep, ranks, ranks.aside()
+        self.pool = ThreadPoolExecutor(1)
+        self.pending: Future[None] | None = None
+
+    def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
+        """See `save`; with several processes the folder is there only after `wait`."""
+        if self.ranks.world == 1:
+            return save(self.root, step, tensors, state, self.keep)
+        self.wait()
+        partial = self.ranks.once(lambda: _begin(self.root, step))
+        flat = {f"{stem}/{name}": t for stem, part in tensors.items() for name, t in part.items()}
+        writing = sharded.write(partial / sharded.FOLDER, flat, self.writers.group)
+        self.pending = self.pool.submit(self._finish, writing, step, dict(state))
+        return self.root / name_of(step)
+
+    def _finish(self, writing: Future, step: int, state: Mapping[str, Any]) -> None:
+        folder = _partial(self.root, step) / sharded.FOLDER
+
+        def own() -> dict[str, Any]:
+            with _writing(self.root, step):
+                sharded.finish(writing)
+                paths = sharded.own_files(folder, self.ranks.rank)
+                return {f"{sharded.FOLDER}/{path.name}": _describe(path) for path in paths}
+
+        def close() -> None:
+            with _writing(self.root, step):
+                _end(self.root, step, {**state, "processes": self.ranks.world}, files, self.keep)
+
+        parts = self.writers.gathered(self.writers.everywhere(own))
+        files = {name: about for part in parts for name, about in part.items()}
+        self.writers.once(close)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written; raises what went wrong with it."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+        self.pool.shutdown(wait=error is None)
+
+
+def _partial(root: Path, step: int) -> Path:
+    return root / f".{name_of(step)}.partial"
+
+
+def _begin(root: Path, step: int) -> Path:
+    """The hidden folder to write a step's checkpoint in, which is not there yet."""
+    if (final := root / name_of(step)).exists():
+        raise ValueError(f"{final} exists already: a checkpoint is never overwritten; move it away first")
+    clean(root)
+    return _partial(root, step)
+
+
+def _end(root: Path, step: int, state: Mapping[str, Any], files: Mapping[str, Any], keep: int) -> Path:
+    """Give the folder its name, now that its files are there, and then drop old ones."""
+    partial, final = _partial(root, step), root / name_of(step)
+    record = {"format": FORMAT, "version": __version__, "step": step, **state, "files": files}
+    _write_text(partial / "state.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+    _sync(partial)
+    os.rename(partial, final)
+    _sync(root)
     _prune(root, keep)
     return final
+
+
+@contextmanager
+def _writing(root: Path, step: int) -> Iterator[None]:
+    """What the disk refuses is a ValueError, and leaves no trace."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(_partial(root, step), ignore_errors=True)
+        raise ValueError(
+            f"could not write checkpoint {root / name_of(step)}: {error}. Nothing was overwritten; the last complete "
+            f"checkpoint is {latest(root) or 'none'}. Make room on the disk and run the same command again"
+        ) from error
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -106,13 +187,64 @@ def read(folder: Path) -> dict[str, Any]:
 
 def load(folder: Path, stem: str, device: str = "cpu") -> dict[str, Tensor]:
     """The tensors of one file (`model`, `ema`, `optimizer`) of a checkpoint, checked against their hash."""
+    if is_sharded(folder):
+        verify(folder)
+        tensors = {name: torch.empty(shape, device=device) for name, shape in shapes(folder, stem).items()}
+        fill(folder, stem, tensors)
+        return tensors
+    verify(folder, [_file(folder, stem)])
+    return load_file(folder / _file(folder, stem), device=device)
+
+
+def is_sharded(folder: Path) -> bool:
+    """Whether the checkpoint is in parts, as several processes wrote it."""
+    return all(name.startswith(f"{sharded.FOLDER}/") for name in read(folder)["files"])
+
+
+def verify(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Check the named files of a checkpoint, or all, against their hashes."""
     files = read(folder)["files"]
-    name = f"{stem}.safetensors"
+    for name in files if names is None else names:
+        if _digest(folder / name) != files[name]["sha256"]:
+            raise _damaged(folder, f"{name} does not have the SHA-256 that state.json records")
+
+
+def shapes(folder: Path, stem: str) -> dict[str, torch.Size]:
+    """The whole shapes of the tensors of one stem, from the headers of the files."""
+    if is_sharded(folder):
+        found = sharded.shapes(folder / sharded.FOLDER)
+        return {name.removeprefix(f"{stem}/"): s for name, s in found.items() if name.startswith(f"{stem}/")}
+    with safe_open(folder / _file(folder, stem), "pt") as file:
+        return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def fill(folder: Path, stem: str, tensors: Mapping[str, Tensor], alone: bool = True) -> None:
+    """Copy what a checkpoint holds under one stem into tensors of these names, of which each process reads its part."""
+    if is_sharded(folder):
+        sharded.fill(folder / sharded.FOLDER, {f"{stem}/{name}": t for name, t in tensors.items()}, alone)
+    else:
+        sharded.fill_from_file(folder / _file(folder, stem), tensors)
+
+
+def consolidate(folder: Path) -> Path:
+    """Turn a checkpoint of several processes into the form of one: three files, and the parts removed after them."""
+    if not is_sharded(folder):
+        return folder
+    state = read(folder)
+    tensors = {stem: load(folder, stem) for stem in STEMS}
+    files = {f"{stem}.safetensors": _write(folder / f"{stem}.safetensors", t) for stem, t in tensors.items()}
+    _write_text(folder / ".state.json", json.dumps({**state, "files": files}, indent=1, allow_nan=False) + "\n")
+    os.replace(folder / ".state.json", folder / "state.json")
+    _sync(folder)
+    shutil.rmtree(folder / sharded.FOLDER)
+    return folder
+
+
+def _file(folder: Path, stem: str) -> str:
+    name, files = f"{stem}.safetensors", read(folder)["files"]
     if name not in files:
         raise ValueError(f"{folder} has no {name}: it holds {', '.join(sorted(files))}")
-    if _digest(folder / name) != files[name]["sha256"]:
-        raise _damaged(folder, f"{name} does not have the SHA-256 that state.json records")
-    return load_file(folder / name, device=device)
+    return name
 
 
 def check_identity(folder: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -148,6 +280,10 @@ def _prune(root: Path, keep: int) -> None:
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, path)
+    return _describe(path)
+
+
+def _describe(path: Path) -> dict[str, Any]:
     _sync(path)
     return {"bytes": path.stat().st_size, "sha256": _digest(path)}
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from .parallel import local
+
 
 class Ema:
     """A float32 shadow of every parameter, moved towards it after each step."""
@@ -22,19 +24,22 @@ class Ema:
     def update(self, net: nn.Module, step: int) -> None:
         """Move the shadow after step 1, 2, …; early steps forget faster: decay min(decay, (1 + n) / (10 + n))."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        now = [p.detach().float() for p in net.parameters()]
-        torch._foreach_lerp_(list(self.shadow.values()), now, 1 - decay)
+        now = [local(p.detach()).float() for p in net.parameters()]
+        torch._foreach_lerp_(self._parts(), now, 1 - decay)
 
     @contextmanager
     def applied(self, net: nn.Module) -> Iterator[None]:
         """The network carries the averaged weights inside the block and its own again after it."""
-        parameters = [p.detach() for p in net.parameters()]
+        parameters = [local(p.detach()) for p in net.parameters()]
         kept = [p.clone() for p in parameters]
-        torch._foreach_copy_(parameters, list(self.shadow.values()))
+        torch._foreach_copy_(parameters, self._parts())
         try:
             yield
         finally:
             torch._foreach_copy_(parameters, kept)
+
+    def _parts(self) -> list[Tensor]:
+        return [local(tensor) for tensor in self.shadow.values()]
 
     def state(self, net: nn.Module) -> dict[str, Tensor]:
         """The network's state dict with the averaged weights in place of its own."""

@@ -40,7 +40,7 @@ def describe_run(run: Path) -> dict[str, Any]:
     if validations:
         about["validation"] = {"step": validations[-1]["step"], **validations[-1]["validation"]}
     if last is not None:
-        about["parameters"] = count_parameters(last)
+        about["parameters"] = sum(shape.numel() for shape in checkpoint.shapes(last, "model").values())
         about["tokens"] = checkpoint.read(last)["tokens"]
     about["checkpoints"] = [checkpoint.name_of(step) for step in checkpoint.list_steps(root)]
     about["best"] = top.name if top else None
@@ -50,7 +50,8 @@ def describe_run(run: Path) -> dict[str, Any]:
 def describe_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint: its step, its network, its system and its files."""
     state = checkpoint.read(path)
-    return {"kind": "checkpoint", "path": str(path), "parameters": count_parameters(path), **state}
+    parameters = sum(shape.numel() for shape in checkpoint.shapes(path, "model").values())
+    return {"kind": "checkpoint", "path": str(path), "parameters": parameters, **state}
 
 
 def describe_model(path: Path) -> dict[str, Any]:
@@ -66,6 +67,6 @@ def describe_data(path: Path) -> dict[str, Any]:
 
 
 def count_parameters(path: Path) -> int:
-    """The number of weights in a checkpoint, from the header of its file."""
+    """The number of weights of a model, from the header of its file."""
     with safe_open(path / "model.safetensors", "pt") as file:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from . import checkpoint, machine, progress, runs
+from . import checkpoint, machine, parallel, progress, runs
 from .config import FROM_DATA, SIZES
 from .data import Loader, Manifest
 from .folder import fingerprint
@@ -21,6 +21,7 @@ from .learner import Learner
 from .model import load
 from .net.denoiser import Denoiser, DenoiserConfig
 from .options import Batching, Compute, Corpus, Optim, Saving, Validation
+from .parallel import ALONE, Ranks
 from .randomness import fold
 from .system import System, find
 from .train import Outcome, train
@@ -31,55 +32,98 @@ DESCRIPTION = ("manifest.json", "tokenizer.json", "tokenizer_ids.json")
 def launch(config: dict[str, Any]) -> int:
     """Train as configured, resuming if the run folder is there; the exit code: 0, or 128 + the signal that stopped it.
 
+    Under torchrun every process calls this, and the first speaks and writes for all.
     Raises ValueError, and changes nothing, if the run there has another configuration, network or corpus.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    asked = Compute(**config["compute"])
+    with parallel.join(machine.pick_device(asked.device), asked.timeout) as ranks:
+        console = Console(highlight=False, soft_wrap=True, quiet=ranks.rank > 0)
+        outcome = run_all(config, ranks, console)
+    if outcome is None:
+        return 0
+    if outcome.folder is not None and outcome.signal is None and ranks.rank == 0:
+        checkpoint.consolidate(outcome.folder)
+    return conclude(outcome, config["steps"], console)
+
+
+def run_all(config: dict[str, Any], ranks: Ranks, console: Console) -> Outcome | None:
+    """The part of one process; None if there was nothing left to do."""
     run, data = Path(config["run"]), Path(config["data"])
-    manifest = open_data(data, Corpus(**config["corpus"]))
-    if runs.is_run(run) and config["compute"]["precision"] == "auto":
-        config["compute"]["precision"] = runs.read_config(run)["compute"]["precision"]
-    compute = resolve(Compute(**config["compute"]))
-    config["compute"] = dataclasses.asdict(compute)
-    start = find_start(run, config, manifest)
-    config["net"]["length"] = net_length(config["net"]["length"], manifest.length)
-    net_config = DenoiserConfig(vocab_size=manifest.vocab_size, **config["net"])
-    system = make_system(config["system"], manifest)
-    batching, optim, saving = Batching(**config["batch"]), Optim(**config["optim"]), Saving(**config["saving"])
-    validation, steps, seed = Validation(**config["validation"]), config["steps"], config["seed"]
-    held_out = Loader(data, "valid", validation.batch_size, seed, shuffle=False)
-    source = Loader(data, "train", batching.size, seed)
-    if config["log_every"] < 1:
-        raise ValueError(f"log_every is {config['log_every']}, must be at least 1")
-    loggers = progress.loggers(config["log"])
-    notes = enter(run, config, data, manifest)
+    manifest = ranks.everywhere(lambda: open_data(data, Corpus(**config["corpus"])))
+    told = {key: value for key, value in config.items() if key != "data"}  # its path may differ, its content not
+    ranks.agree({"config": told, "corpus": manifest.fingerprint, "code": parallel.code() if ranks.world > 1 else ""})
+    if ranks.once(lambda: runs.is_run(run)) and config["compute"]["precision"] == "auto":
+        config["compute"]["precision"] = ranks.once(lambda: runs.read_config(run)["compute"]["precision"])
+    compute = resolve(Compute(**config["compute"]), ranks)
+    place = compute.device if ranks.world == 1 else ranks.device.type  # every process has a GPU of its own
+    config["compute"] = {**dataclasses.asdict(compute), "device": place}
+    start = ranks.everywhere(lambda: find_start(run, config, manifest))
+    made = ranks.everywhere(lambda: make(config, manifest, ranks))
+    net_config, system, batching, optim, validation, saving, source, held_out = made
+    steps, seed = config["steps"], config["seed"]
+    loggers = ranks.everywhere(lambda: progress.loggers(config["log"] if ranks.rank == 0 else ()))
+    notes = ranks.once(lambda: enter(run, config, data, manifest))
 
     net = build(net_config, seed, compute)
     if start.state is not None:
         net.load_state_dict(start.state)
+    parallel.shard(net, compute, ranks)
     learner = Learner(net, optim)
     identity = identify(net_config, config["system"]["name"], system, manifest)
     if start.sha256 is not None:
         identity["init"] = start.sha256
-    with runs.Metrics(run / "metrics.jsonl") as metrics:
-        folder = checkpoint.latest(run / "checkpoints")
+    path = run / "metrics.jsonl"
+    with ranks.everywhere(lambda: runs.Silent() if ranks.rank else runs.Metrics(path)) as metrics:
+        folder = ranks.once(lambda: checkpoint.latest(run / "checkpoints"))
         if folder is not None:
-            threads = learner.restore(folder, identity)["threads"]
-            if (now := torch.get_num_threads()) != threads and compute.device == "cpu":
+            threads = learner.restore(folder, identity, ranks)["threads"]
+            if (now := torch.get_num_threads()) != threads and ranks.device.type == "cpu":
                 notes.append(f"it had {threads} threads and now has {now}, so sums may round differently")
             console.print(f"going on from {folder}{''.join(f'; {note}' for note in notes)}")
         if learner.step >= steps:
             console.print(f"{run} is finished: {learner.step} of {steps} steps. To train longer: --steps N")
-            return 0
-        metrics.cut(learner.metrics_bytes)
-        runs.update_config(run, config)
+            return None
+        ranks.once(lambda: metrics.cut(learner.metrics_bytes))
+        ranks.once(lambda: runs.update_config(run, config))
         sinks = [logger(run) for logger in loggers]
         with progress.Live(learner.step, steps, sinks, console) as report:
-            outcome = train(
+            return train(
                 run / "checkpoints", learner, metrics, system, source, held_out, identity, report,
                 steps=steps, seed=seed, log_every=config["log_every"], batching=batching, optim=optim,
-                compute=compute, validation=validation, saving=saving,
+                compute=compute, validation=validation, saving=saving, ranks=ranks,
             )  # fmt: skip
-    return conclude(outcome, steps, console)
+
+
+class Made(NamedTuple):
+    """What a configuration says, checked."""
+
+    net: DenoiserConfig
+    system: System
+    batching: Batching
+    optim: Optim
+    validation: Validation
+    saving: Saving
+    source: Loader
+    held_out: Loader
+
+
+def make(config: dict[str, Any], manifest: Manifest, ranks: Ranks) -> Made:
+    """The parts of a run; the length of the network is filled in."""
+    config["net"]["length"] = net_length(config["net"]["length"], manifest.length)
+    if config["log_every"] < 1:
+        raise ValueError(f"log_every is {config['log_every']}, must be at least 1")
+    batching, validation, seed = Batching(**config["batch"]), Validation(**config["validation"]), config["seed"]
+    batching.passes(ranks.rank, ranks.world)
+    return Made(
+        DenoiserConfig(vocab_size=manifest.vocab_size, **config["net"]),
+        make_system(config["system"], manifest),
+        batching,
+        Optim(**config["optim"]),
+        validation,
+        Saving(**config["saving"]),
+        Loader(manifest.folder, "train", batching.size, seed),
+        Loader(manifest.folder, "valid", validation.batch_size, seed, shuffle=False),
+    )
 
 
 def open_data(data: Path, corpus: Corpus) -> Manifest:
@@ -121,15 +165,16 @@ def find_start(run: Path, config: dict[str, Any], manifest: Manifest) -> Start:
     return Start(state, fingerprint(state))
 
 
-def resolve(compute: Compute) -> Compute:
+def resolve(compute: Compute, ranks: Ranks = ALONE) -> Compute:
     """The same with the device and the precision that `auto` stands for; sets the number of threads."""
     machine.keep_memory()
     if compute.threads is not None:
         if compute.threads < 1:
             raise ValueError(f"compute.threads is {compute.threads}, must be at least 1, or null for PyTorch's choice")
         torch.set_num_threads(compute.threads)
-    device = machine.pick_device(compute.device)
-    precision: Any = machine.pick_precision(compute.precision, device)
+    device = machine.pick_device(compute.device) if ranks.world == 1 else ranks.device
+    own = ranks.everywhere(lambda: machine.pick_precision(compute.precision, device))
+    precision: Any = ranks.once(lambda: own)
     return dataclasses.replace(compute, device=str(device), precision=precision)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from . import checkpoint
 from .ema import Ema
 from .options import Optim
+from .parallel import ALONE, Ranks, whole
 
 
 def learning_rate(step: int, steps: int, optim: Optim) -> float:
@@ -45,7 +46,7 @@ class Learner:
 
     def gradient_norm(self) -> Tensor:
         """The norm of the gradient, which is clipped to the largest allowed one."""
-        return nn.utils.clip_grad_norm_(self.net.parameters(), self.clip or math.inf)
+        return whole(nn.utils.clip_grad_norm_(self.net.parameters(), self.clip or math.inf))
 
     def update(self, lr: float, tokens: int) -> None:
         """One step of AdamW and of the average on the gradient that has been accumulated."""
@@ -57,8 +58,8 @@ class Learner:
         self.tokens += tokens
         self.ema.update(self.net, self.step)
 
-    def save(self, root: Path, identity: Mapping[str, Any], metric: float | None, keep: int) -> Path:
-        """Write a checkpoint of this step under root."""
+    def save(self, saver: checkpoint.Saver, identity: Mapping[str, Any], metric: float | None) -> Path:
+        """Write a checkpoint of this step."""
         tensors = {
             "model": self.net.state_dict(),
             "ema": self.ema.state(self.net),
@@ -76,28 +77,32 @@ class Learner:
             "threads": torch.get_num_threads(),
             "identity": identity,
         }
-        return checkpoint.save(root, self.step, tensors, state, keep)
+        return saver.save(self.step, tensors, state)
 
-    def restore(self, folder: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    def restore(self, folder: Path, identity: Mapping[str, Any], ranks: Ranks = ALONE) -> dict[str, Any]:
         """Become what was saved in folder, and its state; raises ValueError, before any change, if it does not fit."""
-        state = checkpoint.read(folder)
-        checkpoint.check_identity(folder, state, identity)
-        device = str(next(self.net.parameters()).device)
-        model, ema, moments = (checkpoint.load(folder, stem, device) for stem in ("model", "ema", "optimizer"))
-        expected, found = self.net.state_dict(), model
-        wrong = [k for k in expected.keys() | found.keys() if _shape(expected, k) != _shape(found, k)]
-        if wrong or model.keys() != ema.keys():
-            raise ValueError(f"{folder} is of another architecture: {', '.join(sorted(wrong)[:5])} differ")
-        self.net.load_state_dict(model)
-        self.ema.load(ema)
-        parameters = dict(self.net.named_parameters())
-        for name, value in moments.items():
+        state = ranks.everywhere(lambda: self._check(folder, identity, ranks))
+        parameters, moments = dict(self.net.named_parameters()), {}
+        for name, shape in checkpoint.shapes(folder, "optimizer").items():
             parameter, _, key = name.rpartition("/")
-            self.optimizer.state[parameters[parameter]][key] = value.clone()  # not a view of the file
+            p = parameters[parameter].detach()
+            value = torch.zeros_like(p) if shape == p.shape else torch.zeros(shape, device=p.device)
+            self.optimizer.state[parameters[parameter]][key] = moments[name] = value
+        targets = {"model": self.net.state_dict(), "ema": self.ema.state(self.net), "optimizer": moments}
+        for stem, tensors in targets.items():
+            checkpoint.fill(folder, stem, tensors, ranks.world == 1)
         self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
         self.metrics_bytes = state["metrics_bytes"]
         return state
 
-
-def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
-    return state[name].shape if name in state else None
+    def _check(self, folder: Path, identity: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:
+        """The state of a checkpoint that is undamaged and of this run; several processes share the reading."""
+        state = checkpoint.read(folder)
+        checkpoint.check_identity(folder, state, identity)
+        checkpoint.verify(folder, sorted(state["files"])[ranks.rank :: ranks.world])
+        model, ema = (checkpoint.shapes(folder, stem) for stem in ("model", "ema"))
+        expected = {name: t.shape for name, t in self.net.state_dict().items()}
+        wrong = [name for name in expected.keys() | model.keys() if expected.get(name) != model.get(name)]
+        if wrong or model != ema:
+            raise ValueError(f"{folder} is of another architecture: {', '.join(sorted(wrong)[:5])} differ")
+        return state

@@ -18,7 +18,7 @@ class Batching:
     size: int = 512
     """Examples in one step, over all its micro-batches."""
     micro: int | None = None
-    """Examples in one forward and backward pass; divides the size. Null: the whole batch at once."""
+    """Examples in one forward and backward pass of a process; divides the size. Null: all that it has of a batch."""
 
     def __post_init__(self) -> None:
         _require("batch.size", self.size, 1)
@@ -32,6 +32,18 @@ class Batching:
     def pass_size(self) -> int:
         """Examples in one pass."""
         return self.size if self.micro is None else self.micro
+
+    def passes(self, rank: int = 0, world: int = 1) -> list[tuple[int, int]]:
+        """First example and number of examples of each pass of one process among `world`."""
+        if self.size % world:
+            raise ValueError(f"batch.size {self.size} does not divide among {world} processes: use a multiple of it")
+        share = self.size // world
+        size = min(self.pass_size, share)
+        if share % size:
+            raise ValueError(
+                f"batch.micro {self.micro} does not divide the {share} examples of one of {world} processes"
+            )
+        return [(first, size) for first in range(rank * share, (rank + 1) * share, size)]
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,22 @@ class Compute:
     """Recompute each block in the backward pass instead of keeping its activations."""
     threads: int | None = None
     """CPU threads; null leaves PyTorch's choice. Another number may round differently."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: `ddp` keeps all weights on every process, `fsdp` shards weights, moments and averages."""
+    gather: Literal["float32", "bf16"] = "float32"
+    """Type in which `fsdp` gathers weights; gradients are always summed in float32."""
+    offload: bool = False
+    """Keep the shards of `fsdp` in the memory of the CPU."""
+    timeout: float = 600.0
+    """Seconds after which a process that waits for another one ends the job."""
+
+    def __post_init__(self) -> None:
+        if self.parallel not in ("ddp", "fsdp"):
+            raise ValueError(f"compute.parallel is {self.parallel!r}; it must be ddp or fsdp")
+        if self.gather not in ("float32", "bf16"):
+            raise ValueError(f"compute.gather is {self.gather!r}; it must be float32 or bf16")
+        if self.timeout <= 0:
+            raise ValueError(f"compute.timeout is {self.timeout}, must be above 0")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ import yaml
 from .nested import differing
 
 # Changing these does not change what the weights become, so a resumed run may have other ones.
-FREE = ("data", "run", "init", "log", "saving.every", "saving.keep", "compute.device", "compute.threads")
+FREE = (
+    *("data", "run", "init", "log", "saving.every", "saving.keep", "compute.device", "compute.threads"),
+    *("compute.parallel", "compute.gather", "compute.offload", "compute.timeout"),
+)
 
 
 def is_run(run: Path) -> bool:
@@ -114,6 +117,27 @@ class Metrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.file.close()
+
+
+class Silent(Metrics):
+    """What every process but the first has in place of the file."""
+
+    def __init__(self) -> None:
+        pass
+
+    def cut(self, length: int) -> None:
+        pass
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def sync(self) -> int:
+        return 0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from . import checkpoint, machine
+from . import checkpoint, machine, parallel
 from .learner import Learner, learning_rate
 from .options import Batching, Compute, Optim, Saving, Validation
+from .parallel import ALONE, Ranks
 from .randomness import Randomness, fold
 from .runs import Metrics
 from .system import System
@@ -74,34 +75,62 @@ def scored(batch: Examples) -> Tensor:
 
 
 def accumulate(
-    net: Callable, system: System, source: Source, step: int, seed: int, batching: Batching, compute: Compute
+    net: Callable,
+    system: System,
+    source: Source,
+    step: int,
+    seed: int,
+    batching: Batching,
+    compute: Compute,
+    ranks: Ranks = ALONE,
 ) -> tuple[dict[str, float], int]:
     """Add up the gradient of one step over its micro-batches; the nats per token of each term, and the tokens."""
-    device = torch.device(compute.device)
-    key, size = fold(fold(seed, "train"), step), batching.pass_size
+    key = fold(fold(seed, "train"), step)
+    parts = [
+        (Randomness(key, first, batching.size), fetch(source, torch.device(compute.device), step, first, size))
+        for first, size in batching.passes(ranks.rank, ranks.world)
+    ]
+    counts, tokens, idle = count(system, parts, ranks)
+    nats = dict.fromkeys(counts, torch.zeros((), dtype=torch.float64, device=compute.device))
+    for index, (rng, batch) in enumerate(parts):
+        torch.manual_seed(fold(fold(key, "dropout"), rng.first // len(batch.x)) >> 1)
+        with parallel.meeting(net, last=index == len(parts) - 1):
+            with machine.autocast(batch.x.device, compute.precision):
+                terms = system.terms(net, *batch, rng=rng, train=True)
+                rest = [parallel.idle(net, batch.x, system.mask_id) for _ in range(idle[index])]
+            # Gradients of several processes are averaged, and each term is a part of a mean over all of them.
+            (sum(rest, total(terms, counts)) * ranks.world).backward()
+        for term in terms:
+            nats[term.name] = nats[term.name] + term.nats.detach().double().sum() / max(counts[term.name], 1)
+    return dict(zip(nats, ranks.sum([value.item() for value in nats.values()]))), tokens
+
+
+def count(
+    system: System, parts: Sequence[tuple[Randomness, Examples]], ranks: Ranks
+) -> tuple[dict[str, int], int, list[int]]:
+    """Of the global batch, the tokens of each term and of all; and how many calls each pass here makes for nothing.
+
+    A term takes one network call in a pass that has an example for it. Sharded weights are gathered in every call, so
+    that all processes must make the same number of them.
+    """
     counts: Counter[str] = Counter()
-    parts, tokens = [], 0
-    for first in range(0, batching.size, size):
-        batch = fetch(source, device, step, first, size)
-        rng = Randomness(key, first, batching.size)
+    tokens, calls = 0, []
+    for rng, batch in parts:
         mask = scored(batch)
         counts.update(system.counts(mask, rng))
         tokens += int(mask.sum())
-        parts.append((rng, batch))
-    nats: dict[str, Tensor] = {}
-    for index, (rng, batch) in enumerate(parts):
-        torch.manual_seed(fold(fold(key, "dropout"), index) >> 1)
-        with machine.autocast(device, compute.precision):
-            terms = system.terms(net, *batch, rng=rng, train=True)
-        total(terms, counts).backward()
-        for term in terms:
-            mean = term.nats.detach().double().sum() / max(counts[term.name], 1)
-            nats[term.name] = nats.get(term.name, 0) + mean
-    return {name: value.item() for name, value in nats.items()}, tokens
+        if ranks.world > 1:
+            calls.append(sum(n > 0 for n in system.counts(torch.ones_like(mask), rng).values()))
+    *sums, tokens = (int(n) for n in ranks.sum([*counts.values(), tokens]))
+    most = ranks.largest(calls)
+    idle = [int(n) - own for n, own in zip(most, calls)] or [0] * len(parts)
+    return dict(zip(counts, sums)), tokens, idle
 
 
 @torch.no_grad()
-def validate(net: Callable, system: System, source: Source, batches: int | None, compute: Compute) -> dict[str, float]:
+def validate(
+    net: Callable, system: System, source: Source, batches: int | None, compute: Compute, ranks: Ranks = ALONE
+) -> dict[str, float]:
     """Each term of the bound in nats per token on the first batches of a split, with the same noise each time."""
     device = torch.device(compute.device)
     steps = len(source) if batches is None else min(batches, len(source))
@@ -110,15 +139,18 @@ def validate(net: Callable, system: System, source: Source, batches: int | None,
     size, last = (len(source.batch(step).x) for step in (0, steps - 1))  # the last may be smaller
     nats: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for step in range(steps):
+    for turn in range(0, steps, ranks.world):
+        step = turn + ranks.rank
+        extra, step = step >= steps, min(step, steps - 1)  # the last one again, for nothing, to keep step with others
         batch = fetch(source, device, step)
         rng = Randomness(fold(0, "valid"), step * size, (steps - 1) * size + last)
         with machine.autocast(device, compute.precision):
             terms = system.terms(net, *batch, rng=rng, train=False)
         for term in terms:
-            nats[term.name] += term.nats.double().sum().item()  # type: ignore[assignment]
-            counts[term.name] += int(term.valid.sum())
-    return {name: nats[name] / max(counts[name], 1) for name in nats}
+            nats[term.name] += 0 if extra else term.nats.double().sum().item()  # type: ignore[assignment]
+            counts[term.name] += 0 if extra else int(term.valid.sum())
+    sums = ranks.sum([*nats.values(), *counts.values()])
+    return {name: sums[i] / max(sums[i + len(nats)], 1) for i, name in enumerate(nats)}
 
 
 def learn(
@@ -133,11 +165,12 @@ def learn(
     batching: Batching,
     optim: Optim,
     compute: Compute,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     """One step, and its line for metrics.jsonl; folder is the last checkpoint, named when the loss is not finite."""
     start = time.perf_counter()
     learner.net.train()
-    nats, tokens = accumulate(net, system, source, learner.step, seed, batching, compute)
+    nats, tokens = accumulate(net, system, source, learner.step, seed, batching, compute, ranks)
     norm = learner.gradient_norm().item()
     check_finite({**nats, "gradient norm": norm}, learner.step + 1, folder)
     lr = learning_rate(learner.step, steps, optim)
@@ -162,12 +195,14 @@ def measure(
     folder: Path | None,
     batches: int | None,
     compute: Compute,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     """The bound of the averaged weights on held-out data, as a line for metrics.jsonl."""
     start = time.perf_counter()
     learner.net.eval()
     with learner.ema.applied(learner.net):
-        terms = validate(net, system, source, batches, compute)
+        terms = validate(net, system, source, batches, compute, ranks)
+    parallel.forget(learner.net)
     check_finite({f"validation {name}": value for name, value in terms.items()}, learner.step, folder)
     loss = sum(terms.values())
     found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "terms": terms}
@@ -192,24 +227,29 @@ def train(
     compute: Compute,
     validation: Validation,
     saving: Saving,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Train up to `steps` steps from where the learner is, with checkpoints under root.
 
     Raises ValueError when a term or the gradient is not finite, before it reaches the weights.
     """
-    net = torch.compile(learner.net) if compute.compile else learner.net
-    folder, saved = checkpoint.latest(root), learner.step
+    net = parallel.connect(learner.net, compute, ranks)
+    folder, saved = ranks.once(lambda: checkpoint.latest(root)), learner.step
     fixed: dict[str, Any] = {"steps": steps, "seed": seed, "batching": batching, "optim": optim, "compute": compute}
     mark = (learner.tokens, learner.seconds)
+    with (
+        machine.deterministic(torch.device(compute.device)),
+        interrupts(patient=ranks.world > 1) as caught,
+        checkpoint.Saver(root, saving.keep, ranks) as saver,
+    ):
 
-    def save(bound: float | None) -> Path:
-        learner.metrics_bytes = metrics.sync()
-        return learner.save(root, identity, bound, saving.keep)
+        def save(bound: float | None) -> Path:
+            learner.metrics_bytes = metrics.sync()
+            return learner.save(saver, identity, bound)
 
-    with machine.deterministic(torch.device(compute.device)), interrupts() as caught:
-        bound = None
-        while learner.step < steps and not caught:
-            record = learn(net, learner, system, source, folder, **fixed)
+        bound, stop = None, 0
+        while learner.step < steps and not stop:
+            record = learn(net, learner, system, source, folder, ranks=ranks, **fixed)
             step, bound = learner.step, None
             rate = (learner.tokens - mark[0]) / (learner.seconds - mark[1])
             record["time"] = {"seconds": learner.seconds, "tokens_per_second": rate}
@@ -219,22 +259,23 @@ def train(
                 metrics.write(record)
                 report.record(record)
             if step == steps or (validation.every and step % validation.every == 0):
-                record = measure(net, learner, system, held_out, folder, validation.batches, compute)
+                record = measure(net, learner, system, held_out, folder, validation.batches, compute, ranks)
                 bound = record["validation"]["loss"]
                 metrics.write(record)
                 report.record(record)
             if saving.every and step % saving.every == 0:
                 folder, saved = save(bound), step
+            stop = int(ranks.largest([caught[0] if caught else 0])[0])  # all processes stop after the same step
         if saved != learner.step:
             folder = save(bound)
-    return Outcome(learner.step, folder, caught[0] if caught else None)
+    return Outcome(learner.step, folder, stop or None)
 
 
 def check_finite(values: Mapping[str, float], step: int, folder: Path | None) -> None:
     """Raise ValueError that names the step, the value and the last good checkpoint if one is not finite."""
     for name, value in values.items():
         if not math.isfinite(value):
-            raise ValueError(
+            raise parallel.Shared(
                 f"training stopped at step {step}: {name} is {value}. The last good checkpoint is {folder or 'none'}; "
                 "the weights of this step were not saved. Start anew with a lower --optim.lr, a longer "
                 "--optim.warmup or --compute.precision float32"
@@ -242,14 +283,17 @@ def check_finite(values: Mapping[str, float], step: int, folder: Path | None) ->
 
 
 @contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """The signals noted so far: a first SIGINT or SIGTERM waits for the step's end, a second acts as usual."""
+def interrupts(patient: bool = False) -> Iterator[list[int]]:
+    """The signals noted so far: a first SIGINT or SIGTERM waits for the step's end, a second acts as usual.
+
+    patient: a second waits too, because torchrun passes on what the processes have got already; it kills in the end.
+    """
     caught: list[int] = []
     usual: dict[int, Any] = {}
 
     def note(number: int, frame: Any) -> None:
         caught.append(number)
-        for each, handler in usual.items():
+        for each, handler in () if patient else usual.items():
             signal.signal(each, handler)
 
     if threading.current_thread() is threading.main_thread():  # elsewhere Python does not allow handlers

@@ -15,7 +15,7 @@ FLOORS = [
     "system",
     "sampling speculative estimators likelihood",
     "systems",
-    "data metrics ema parallel checkpoint",
+    "data metrics parallel ema sharded checkpoint",
     "folder evaluate model learner runs",
     "ckpt train bench hf released convert export overlap harness progress info frames show picture",
     "config launch score demo generate cli __main__",

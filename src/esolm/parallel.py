@@ -1,0 +1,239 @@
+"""Several processes as one: who is there, what they must agree on, and where their gradients meet.
+
+torchrun starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK; without them a process is alone and every
+function here does nothing. The mathematics belongs to the global batch: a process takes its rows of it and every sum
+goes over all processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from . import __version__
+from .nested import differing
+from .net.denoiser import Rows
+from .net.head import Score
+from .options import Compute
+from .visibility import causal
+
+T = TypeVar("T")
+LINGER = 10.0
+"""Seconds that a survivor waits before it ends, so that the launcher sees first, and names, the process that died."""
+
+
+class Shared(ValueError):
+    """An error that every process has: the first says it, the others end without a word."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The place of this process among `world` processes."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    group: dist.ProcessGroup | None = None
+    second: dist.ProcessGroup | None = None
+
+    def aside(self) -> Ranks:
+        """The same processes over a connection of its own, for what goes on beside the training."""
+        return replace(self, device=torch.device("cpu"), group=self.second)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over all processes, in float64."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """The largest of each over all processes."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        if self.world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, operation, group=self.group)
+        return tensor.tolist()
+
+    def everywhere(self, function: Callable[[], T]) -> T:
+        """The result here if every process had one; otherwise an error that names the first process that failed."""
+        if self.world == 1:
+            return function()
+        try:
+            found, error = function(), None
+        except (ValueError, OSError) as problem:
+            found, error = None, str(problem)
+        for rank, other in enumerate(self.gathered(error)):
+            if other is not None:
+                raise Shared(f"rank {rank} of {self.world}: {other}")
+        return cast(T, found)
+
+    def once(self, function: Callable[[], T]) -> T:
+        """What rank 0 finds, on every process."""
+        if self.world == 1:
+            return function()
+        found = self.everywhere(lambda: function() if self.rank == 0 else None)
+        box = [found]
+        dist.broadcast_object_list(box, group=self.group)
+        return cast(T, box[0])
+
+    def gathered(self, value: T) -> list[T]:
+        """The values of all processes, by rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Raise an error that names the process and what differs, unless all processes hold the same facts."""
+        first, *others = self.gathered(dict(facts))
+        for rank, other in enumerate(others, 1):
+            wrong = [f"{key} is {there!r} there and {here!r} on rank 0" for key, (there, here) in _both(other, first)]
+            if wrong:
+                raise Shared(f"rank {rank} of {self.world} is of another run: {'; '.join(wrong)}. Nothing was changed")
+
+
+def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, tuple[Any, Any]]]:
+    return list(differing(one, other).items())
+
+
+ALONE = Ranks()
+
+
+def launched() -> int:
+    """The number of processes that the launcher has started."""
+    try:
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world > 1:
+            int(os.environ["RANK"])
+        return world
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"WORLD_SIZE or RANK is not set as torchrun sets it ({error}): start with torchrun") from error
+
+
+@contextmanager
+def join(device: torch.device, seconds: float) -> Iterator[Ranks]:
+    """This process among all that the launcher started; a collective that takes longer than `seconds` ends the job.
+
+    Gloo connects CPUs and NCCL GPUs; on a GPU node each process takes the GPU of its LOCAL_RANK. A group that is there
+    already is used and left.
+    """
+    if not dist.is_initialized() and launched() == 1:
+        yield ALONE
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    ours = not dist.is_initialized()
+    limit = timedelta(seconds=seconds)
+    try:
+        if ours:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=limit)
+        second = dist.new_group(backend="gloo", timeout=limit)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), device, second=second)
+    except Shared:
+        if _me() == "0":
+            raise
+        raise SystemExit(2) from None
+    except (ValueError, OSError) as error:
+        raise ValueError(f"rank {_me()}: {error}") from error
+    except RuntimeError as error:
+        if not lost(error):
+            raise
+        time.sleep(LINGER if ours else 0)
+        raise ValueError(
+            f"rank {_me()}: another process died, or did not answer within the {seconds:g} s of "
+            f"compute.timeout ({str(error).splitlines()[0]}). The same command goes on from the last checkpoint"
+        ) from error
+    if ours:
+        dist.destroy_process_group()
+
+
+def _me() -> str:
+    return str(dist.get_rank()) if dist.is_initialized() else os.environ.get("RANK", "0")
+
+
+def lost(error: BaseException) -> bool:
+    """Whether a collective failed because of another process."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "NCCL" in str(error)
+
+
+def code() -> str:
+    """A hash of the package's own files, with the versions that decide the arithmetic."""
+    digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def shard(net: nn.Module, compute: Compute, ranks: Ranks) -> None:
+    """Make the network ready for several processes, in place: compiled and, with FSDP, sharded, block by block."""
+    if ranks.world == 1:
+        return
+    blocks = cast(Any, net).blocks
+    if compute.compile:
+        for block in blocks:
+            block.compile()
+    if compute.parallel != "fsdp":
+        return
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    low = torch.bfloat16 if compute.gather == "bf16" else None
+    options: dict[str, Any] = {
+        "mesh": dist.device_mesh.init_device_mesh(ranks.device.type, (ranks.world,)),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy() if compute.offload else OffloadPolicy(),
+    }
+    for block in blocks:
+        fully_shard(block, **options)
+    fully_shard(net, **options)
+
+
+def connect(net: nn.Module, compute: Compute, ranks: Ranks) -> Callable:
+    """What to call for training: the network, its gradients meeting those of the other processes."""
+    if ranks.world == 1:
+        return torch.compile(net) if compute.compile else net
+    return net if compute.parallel == "fsdp" else DistributedDataParallel(net)
+
+
+def meeting(net: Callable, last: bool) -> AbstractContextManager[Any]:
+    """The context of one pass: gradients that are replicated meet in the last pass of a step, sharded ones in each."""
+    return net.no_sync() if isinstance(net, DistributedDataParallel) and not last else nullcontext()
+
+
+def forget(net: nn.Module) -> None:
+    """Drop gathered weights that a pass without a gradient has left, which the next pass would take for current."""
+    if hasattr(net, "reshard"):
+        cast(Any, net).reshard()
+
+
+def idle(net: Callable, x: Tensor, mask_id: int) -> Tensor:
+    """Zero, by a network call that scores nothing: a process whose rows lack a term keeps step with the others."""
+    nothing = Rows(slice(0, 1), x.new_empty(0))
+    score = Score(x.new_empty(0), mask_id)
+    return net(x[:1, :1], x.new_zeros(1, 1), causal(1, x.device), out=nothing, score=score).sum()
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor that is not spread over processes."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def local(value: Tensor) -> Tensor:
+    """The part of a tensor that this process holds."""
+    return value.to_local() if hasattr(value, "to_local") else value
