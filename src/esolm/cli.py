@@ -125,10 +125,8 @@ def _report(function: Callable[..., dict[str, Any]], usage: str, about: str, arg
     """Print what a function of a file finds, as lines or as JSON."""
     from jsonargparse import ArgumentParser
 
-    prog = f"esolm {usage.split()[0]}"
-    parser = ArgumentParser(
-        prog=prog, usage=f"esolm {usage} [--option VALUE ...]", description=about, exit_on_error=False
-    )
+    prog, usage = f"esolm {usage.split()[0]}", f"esolm {usage} [--option VALUE ...]"
+    parser = ArgumentParser(prog=prog, usage=usage, description=about, exit_on_error=False)
     parser.add_function_arguments(function, as_positional=True)
     parser.add_argument("--json", action="store_true", help="Print JSON and nothing else.")
     options = _parse(parser, argv)
