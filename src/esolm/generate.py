@@ -76,6 +76,7 @@ def _add_common(parser: Any) -> None:
     option("--seed", type=int, default=0, help="Decides every sample, each alone.")
     option("--batch_size", type=int, default=32, help="Samples computed together; their text does not depend on it.")
     option("--device", type=str, default="auto", help="auto, cpu, cuda, …")
+    option("--precision", type=str, default="auto", help="float32, bf16, int8, or auto: bf16 where it is fast.")
     option("--weights", type=str, default="ema", help="ema, or model for the raw ones.")
     option("--which", type=str, default="best", help="The best or the last checkpoint of the run.")
     option("--json", action="store_true", help="Print one JSON object and nothing else.")
@@ -121,7 +122,8 @@ def infill(options: Mapping[str, Any]) -> int:
 
 def open_model(options: Mapping[str, Any]) -> LanguageModel:
     """The model that the options name."""
-    return load(options["run"], options["weights"], options["which"], str(pick_device(options["device"])))
+    device = str(pick_device(options["device"]))
+    return load(options["run"], options["weights"], options["which"], device, options["precision"])
 
 
 def settings(options: Mapping[str, Any]) -> dict[str, Any]:

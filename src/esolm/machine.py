@@ -37,6 +37,14 @@ def pick_precision(name: str, device: torch.device) -> str:
     return name
 
 
+def pick_weights(name: str, device: torch.device) -> str:
+    """The same for inference, which also knows `int8`: its products are in bf16."""
+    if name not in ("auto", "float32", "bf16", "int8"):
+        raise ValueError(f"no precision {name!r}: choose auto, float32, bf16 or int8")
+    found = pick_precision("bf16" if name == "int8" else name, device)
+    return "int8" if name == "int8" else found
+
+
 def fast_bf16(device: torch.device) -> bool:
     """Whether bf16 matrix products are clearly faster there; measured on a CPU, whose flags promise too much."""
     if device.type == "cuda":

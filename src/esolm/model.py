@@ -22,6 +22,7 @@ from . import folder as exported
 from .data import Tokenizer
 from .draw import Draw
 from .likelihood import LogProb
+from .net import fold as folding
 from .net.denoiser import Denoiser, DenoiserConfig
 from .order import Schedule
 from .randomness import Randomness, fold
@@ -62,12 +63,24 @@ class Samples:
     speculation: Speculation | None = None  # of sampler speculative
 
 
-def load(path: str | Path, weights: str = "ema", which: str = "best", device: str = "cpu") -> LanguageModel:
+def load(
+    path: str | Path,
+    weights: str = "ema",
+    which: str = "best",
+    device: str = "cpu",
+    precision: str | None = None,
+) -> LanguageModel:
     """The model of a run folder, of one checkpoint, or of a folder of `esolm convert`, `esolm export` or transformers.
 
     weights: `ema`, or `model` for the raw ones. which: `best` (lowest validation loss) or `last` checkpoint of a run.
+    precision: `float32`, `bf16`, `int8` (weights only) or `auto`, bf16 where the machine is fast at it, prepare the
+    network for inference, which makes it faster and final; None leaves it as it was trained.
     """
     machine.settle()
+    if precision is not None:
+        precision = machine.pick_weights(precision, torch.device(device))
+        lm = load(path, weights, which, device)
+        return dataclasses.replace(lm, net=folding.fold(lm.net, precision))
     path = Path(path)
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder: give a run folder or a checkpoint folder")

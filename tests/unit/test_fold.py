@@ -8,8 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, scaled_dot_product_attention
 
+from esolm.net import attention
 from esolm.net import fold as folding
 from esolm.net.denoiser import Denoiser, Rows
 from esolm.net.fold import Int8, Packed, Plain, fold
@@ -177,3 +178,18 @@ def test_it_is_a_copy() -> None:
         for parameter in net.parameters():
             parameter.zero_()
     assert torch.equal(folded(*given), before)
+
+
+@pytest.mark.usefixtures("bf16")
+@pytest.mark.parametrize("keys", [5, attention.NEAR // (4 * 2 * 8) // 2 + 1])
+def test_two_rows_are_attended_as_one_call_would(keys: int) -> None:
+    """Near keys take two calls of one row in bf16, far ones a single call; outputs are averages, and so below 1."""
+    q, k, v = (torch.randn(1, 2, n, 8).tanh() for n in (2, keys, keys))
+    seen = torch.ones(1, 1, 2, keys, dtype=torch.bool)
+    seen[..., 0, -1] = False
+    bias = folding.as_bias(seen, torch.float32)
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    torch.testing.assert_close(attention.attend_cached(q, k, v, bias), expected)
+    low = attention.attend_cached(*(t.bfloat16() for t in (q, k, v, bias)))
+    assert low.shape == expected.shape
+    assert (low.float() - expected).abs().max() < 0.02

@@ -188,3 +188,16 @@ def test_long_work_has_a_bar_on_a_terminal(run, monkeypatch, capsys):
     assert len(json.loads(out)["texts"]) == 2
     assert "sample 2 of 2" in err
     assert "tokens/s" in err
+
+
+@pytest.mark.usefixtures("bf16")
+def test_precision(run, capsys):
+    """float32 draws what the network as trained draws; bf16 and int8 are near it, so that most tokens are the same."""
+    expected = torch.tensor(load(run).sample(4, seed=1).tokens)
+    for precision, least in (("float32", 1.0), ("bf16", 0.5), ("int8", 0.5)):
+        assert cli.main(["sample", run, "--num_samples=4", "--seed=1", "--json", "--precision", precision]) == 0
+        made = torch.tensor(json.loads(capsys.readouterr().out)["tokens"])
+        assert (made == expected).double().mean() >= least
+    assert "no precision 'half': choose auto, float32, bf16 or int8" in failing(
+        capsys, "sample", run, "--precision", "half"
+    )

@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from ..visibility import Visibility
 
 Flash = tuple[Tensor, Tensor]
+NEAR = 1 << 21
+"""Bytes of keys and values that stay in the cache of one core."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice) -> Tensor:
@@ -40,6 +42,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice)
 def dense(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice) -> Tensor:
     """The slow twin of every shortcut."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visibility.dense(span=span))
+
+
+def attend_cached(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Attention of new slots q [B, H, N, D] over committed and new ones, k, v [B, H, K, D], by a bias [B|1, 1, N, K].
+
+    In bf16 the CPU's kernel is three times faster for one row than for two: two calls, while the second finds the keys
+    and values in the processor's cache.
+    """
+    near = q.shape[2] == 2 and 2 * k.numel() * k.element_size() <= NEAR
+    if near and q.dtype == torch.bfloat16 and q.device.type == "cpu":
+        one, two = (
+            F.scaled_dot_product_attention(q[:, :, i], k, v, attn_mask=bias[:, :, i])
+            for i in (slice(0, 1), slice(1, 2))
+        )
+        return torch.cat([one, two], 2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 @functools.cache

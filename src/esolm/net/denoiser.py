@@ -90,7 +90,7 @@ class Past(NamedTuple):
 
     cache: KVCache
     layer: int
-    seen: Tensor  # bool [B|1, 1, N, S]
+    seen: Tensor  # bool, or as a bias, [B|1, 1, N, S]
 
 
 class Denoiser(nn.Module):

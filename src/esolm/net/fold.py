@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ..terms import token_nats
 from ..visibility import Visibility
-from .attention import attend
+from .attention import attend, attend_cached
 from .cache import KVCache
 from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rows, modulate, rotary_table
 from .head import CHUNK, Score
@@ -130,18 +130,19 @@ class FoldedBlock:
         a = self.norm1(h)
         if rows is None:
             span = slice(0, h.shape[1])
-            q, k, v = split_heads(self.project[0](a), self.heads, 3)
+            qk, v = split_heads(self.project[0](a), 2 * self.heads, self.heads)
+            q, k = turn(qk, rotary).split(self.heads, 1)
         else:
             span = rows.span
-            k, v = split_heads(self.project[1](a), self.heads, 2)
-            (q,) = split_heads(rows.place(self.project[0](rows.select(a)), h.shape[0]), self.heads, 1)
+            k, v = split_heads(self.project[1](a), self.heads, self.heads)
+            (q,) = split_heads(rows.place(self.project[0](rows.select(a)), h.shape[0]), self.heads)
+            q, k = turn(q, rotary, span), turn(k, rotary)
             h = rows.select(h)
-        q, k = turn(q, rotary, span), turn(k, rotary)
         if past is None:
             mixed = attend(q, k, v, visibility, span)
         else:
             k, v = past.cache.extend(past.layer, k, v)
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=past.seen[:, :, span])
+            mixed = attend_cached(q, k, v, past.seen[:, :, span])
         mixed = mixed.transpose(1, 2).flatten(2)
         if rows is not None and rows.index is not None:
             mixed = mixed.flatten(0, 1).index_select(0, rows.index)
@@ -177,10 +178,10 @@ class Folded:
         h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
         h, rows = h.to(self.stream), out or Rows(slice(0, h.shape[1]))
         rotary = wide_table(position, self.config, table.dtype)
-        seen = None if cache is None else cache.place(visibility)
+        bias = None if cache is None else as_bias(cache.place(visibility), table.dtype)
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
-            past = None if cache is None or seen is None else Past(cache, i, seen)
+            past = None if cache is None or bias is None else Past(cache, i, bias)
             h = block(h, rotary, visibility, past, rows if i == last else None)
         h = self.norm(h)
         return self.head(h) if score is None else self.nats(h.flatten(0, -2), score)
@@ -213,9 +214,14 @@ def packs(dtype: torch.dtype, device: torch.device) -> bool:
     return known and small and device.type == "cpu" and torch.backends.mkldnn.is_available()
 
 
-def split_heads(t: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
-    """[B, N, parts W] -> parts of [B, H, N, D]."""
-    return t.unflatten(-1, (parts * heads, -1)).transpose(1, 2).split(heads, 1)
+def as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as SDPA would turn it into a bias in every layer."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+
+
+def split_heads(t: Tensor, *heads: int) -> tuple[Tensor, ...]:
+    """[B, N, sum of heads * D] -> [B, heads, N, D] for each number of heads."""
+    return t.unflatten(-1, (sum(heads), -1)).transpose(1, 2).split(heads, 1)
 
 
 def turn(t: Tensor, rotary: tuple[Tensor, Tensor], span: slice | None = None) -> Tensor:
