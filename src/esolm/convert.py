@@ -75,9 +75,9 @@ def convert(
             getattr(made, "start_id", None)  # raises if it needs a token that there is not
         about = {"source": path.name, "weights": weights, **found.about}
         folder.write(partial, net, made, words, about)
-        about["check"] = check(load(partial), text)
-        folder.write(partial, net, made, words, about)
-    return load(out)
+        lm = load(partial)
+        folder.write_config(partial, net.config, made, {**about, "check": check(lm, text)})
+    return lm
 
 
 def check(lm: LanguageModel, text: str | None) -> dict[str, float]:

@@ -54,18 +54,23 @@ def write(
     folder: Path, net: Denoiser, system: System, tokenizer: Tokenizer, about: Mapping[str, Any] | None = None
 ) -> None:
     """Write a model into a folder that is there; about: where it comes from."""
-    config = {
-        "model_type": TYPE,
-        "architectures": ["EsoLMForMaskedLM"],
-        "vocab_size": net.config.vocab_size,
-        **describe(net.config, system),
-        "about": dict(about or {}),
-        "esolm_version": __version__,
-    }
-    _write_json(folder / "config.json", config)
+    write_config(folder, net.config, system, about or {})
     state = {f"{PREFIX}{name}": t.detach().contiguous().cpu() for name, t in net.state_dict().items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     write_tokenizer(folder, tokenizer, net.config.length)
+
+
+def write_config(folder: Path, net: DenoiserConfig, system: System, about: Mapping[str, Any]) -> None:
+    """Write `config.json`, which transformers' AutoConfig reads too."""
+    config = {
+        "model_type": TYPE,
+        "architectures": ["EsoLMForMaskedLM"],
+        "vocab_size": net.vocab_size,
+        **describe(net, system),
+        "about": dict(about),
+        "esolm_version": __version__,
+    }
+    _write_json(folder / "config.json", config)
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:

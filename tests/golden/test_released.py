@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -15,6 +16,7 @@ import esolm
 from esolm import cli, released
 from esolm.ckpt import Checkpoint
 from esolm.convert import convert
+from esolm.data.tokenizer import EOS
 from esolm.visibility import causal, full
 
 HERE = Path(__file__).parent
@@ -98,3 +100,26 @@ def test_full_size_names_are_all_known_in_both_directions(name: str) -> None:
     assert {key: tuple(t.shape) for key, t in back.items()} == shapes
     assert list(back) == list(shapes)
     assert [key for key in back if not key.endswith(released.BUFFERS)] == ema_order
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["esolm", "mdlm", "ar"])
+def test_full_size_files_convert(tmp_path: Path, name: str) -> None:
+    """A file of the full size, filled at random, becomes a model that has every number of it."""
+    shapes, ema_order = keys(name)
+    state = {key: torch.randn(shape).half() / 30 for key, shape in shapes.items()}
+    state["backbone.rotary_emb.inv_freq"] = 10000.0 ** -(torch.arange(0, 64, 2) / 64)
+    algo = {"name": name, "alpha_0": 0.25, "diffusion_shuffle": True, "sequential_shuffle": True}
+    algo |= {"diffusion_attn_mode": "causal", "sequential_attn_mode": "causal"}
+    model = {"hidden_size": 768, "n_blocks": 12, "n_heads": 12, "cond_dim": 128, "length": 1024}
+    kept = {"config": {"algo": algo, "model": model}, "vocab_size": 50258}
+    what = {"state_dict": state, "ema": {"shadow_params": [state[key] for key in ema_order]}, "hyper_parameters": kept}
+    torch.save(what, tmp_path / "a.ckpt")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(50256)} | {EOS: 50256}))
+    words.save(str(tmp_path / "words.json"))
+    lm = convert(str(tmp_path / "a.ckpt"), tmp_path / "out", tokenizer=str(tmp_path / "words.json"))
+    back = released.to_released(lm.net.state_dict(), lm.net.config)
+    assert back.keys() == state.keys()
+    assert [key for key in ema_order if not torch.equal(back[key], state[key].float())] == []
+    (tmp_path / "a.ckpt").unlink()
+    (tmp_path / "out" / "model.safetensors").unlink()  # half a gigabyte each
