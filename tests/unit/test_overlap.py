@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from esolm import cli, overlap
+from unit.test_score import make_run
 
 PAIRS = [
     ("the cat sat on the mat", "the cat was on the mat"),
@@ -68,3 +70,22 @@ def test_bertscore_is_the_greedy_matching_of_embeddings(tmp_path: Path) -> None:
     p, r = near.max(1).values.mean(), near.max(0).values.mean()
     assert score("a b b", "c a") == pytest.approx(float(2 * p * r / (p + r)), rel=1e-5)
     assert score("a b b", "c a") < 1
+
+
+def test_the_summaries_experiment_runs(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "experiments" / "scitldr" / "run.py"
+    spec = importlib.util.spec_from_file_location("scitldr_run", path)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    docs = [{"source": ["A cat.", "It sat."], "target": ["ab", "c"]}, {"source": ["B"], "target": ["de"]}]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    module.lines(str(tmp_path / "dev.jsonl"), str(tmp_path / "lines.jsonl"))
+    assert json.loads((tmp_path / "lines.jsonl").read_text().splitlines()[0]) == {
+        "prompt": "A cat. It sat.", "target": "ab",
+    }  # fmt: skip
+    run = make_run(tmp_path / "run", alpha_0=1.0)
+    found = module.score(str(run), str(tmp_path / "dev.jsonl"), 4, 3, 1, [2, 4])
+    assert found["summaries"] == 2
+    assert found["rouge"]["another summary"]["rouge1"] == 0
+    assert found["rouge"]["T = 2"]["passes"] <= 2

@@ -1,0 +1,115 @@
+"""Abstract to one-sentence summary: does the abstract help, and how good is a summary after T steps?
+
+    python experiments/scitldr/run.py lines SCITLDR/train.jsonl train.jsonl     # prompt and target, for esolm prepare
+    python experiments/scitldr/run.py score runs/esolm SCITLDR/dev.jsonl --out esolm.json
+
+`score` compares the bound of each true summary after its own abstract and after another one, and ROUGE of samples at
+several numbers of steps with that of another summary and of the abstract's first sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import esolm
+from esolm import evaluate, overlap
+from esolm.likelihood import padded
+from esolm.model import LanguageModel, until
+
+SEPARATOR = " TLDR:"
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """Abstracts, their summaries and their first sentences."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    docs = [json.loads(line) for line in lines if line.strip()]
+    return [{"prompt": " ".join(d["source"]), "targets": d["target"], "lead": d["source"][0]} for d in docs]
+
+
+def lines(path: str, out: str) -> None:
+    """What `esolm prepare --packing conditional` reads, with the first summary as the target."""
+    docs = read(path)
+    rows = (json.dumps({"prompt": d["prompt"], "target": d["targets"][0]}, ensure_ascii=False) + "\n" for d in docs)
+    Path(out).write_text("".join(rows), encoding="utf-8")
+
+
+def prompts(lm: LanguageModel, docs: list[dict[str, Any]], room: int) -> list[list[int]]:
+    """The ends of the prompts, as the packing cuts them."""
+    kept = lm.net.config.length - room
+    return [lm.tokenizer.encode(doc["prompt"] + SEPARATOR)[-kept:] for doc in docs]
+
+
+def bounds(lm: LanguageModel, given: list[list[int]], docs: list[dict[str, Any]], draws: int) -> torch.Tensor:
+    """Nats per token of each true summary and its end after a prompt, float64 [n]."""
+    eos = lm.tokenizer.eos_id
+    assert eos is not None
+    rows = [[*p, *lm.tokenizer.encode(d["targets"][0]), eos] for p, d in zip(given, docs, strict=True)]
+    x, valid = padded(rows)
+    head = torch.arange(x.shape[1]) < torch.tensor([len(p) for p in given])[:, None]
+    found = evaluate.nelbo(lm, evaluate.Sequences("scitldr", x, valid, head, 0), num_draws=draws)
+    return found.nats / found.tokens
+
+
+def score(run: str, path: str, room: int, number: int, draws: int, steps: list[int]) -> dict[str, Any]:
+    """All numbers of one model."""
+    lm, docs = esolm.load(run), read(path)
+    docs = [d for d in docs if len(lm.tokenizer.encode(d["targets"][0])) < room][:number]
+    given = prompts(lm, docs, room)
+    true, other = bounds(lm, given, docs, draws), bounds(lm, given[1:] + given[:1], docs, draws)
+    gain = other - true
+    about: dict[str, Any] = {
+        "run": Path(run).name,
+        "summaries": len(docs),
+        "nats": {"own abstract": true.mean().item(), "another abstract": other.mean().item()},
+        "gain": {"mean": gain.mean().item(), "stderr": (gain.std() / len(gain) ** 0.5).item()},
+        "preferred": (gain > 0).double().mean().item(),
+    }
+    references = [d["targets"] for d in docs]
+    shuffled = docs[1:] + docs[:1]
+    about["rouge"] = {
+        "another summary": overlap.best_rouge([d["targets"][0] for d in shuffled], references),
+        "first sentence": overlap.best_rouge([d["lead"] for d in docs], references),
+    }
+    rows = [[*p, *[None] * room] for p in given]
+    for count in steps:
+        made = lm.sample(len(rows), tokens=rows, num_steps=count, top_p=0.9, seed=0, batch_size=32)
+        texts = [until(t[len(p) :], lm.tokenizer.eos_id) for t, p in zip(made.tokens, given, strict=True)]
+        found = overlap.best_rouge([lm.tokenizer.decode(ids) for ids in texts], references)
+        about["rouge"][f"T = {count}"] = {**found, "seconds": made.seconds, "passes": made.passes}
+    about["examples"] = [lm.tokenizer.decode(ids) for ids in texts[:3]]
+    return about
+
+
+def main() -> None:
+    """One of the two commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("lines")
+    make.add_argument("path")
+    make.add_argument("out")
+    judge = commands.add_parser("score")
+    judge.add_argument("run")
+    judge.add_argument("path")
+    judge.add_argument("--out")
+    judge.add_argument("--room", type=int, default=56, help="tokens for a summary, the target_length of the data")
+    judge.add_argument("--number", type=int, default=200, help="summaries to score")
+    judge.add_argument("--draws", type=int, default=8, help="draws of the bound")
+    judge.add_argument("--steps", type=int, nargs="+", default=[4, 16, 56])
+    options = parser.parse_args()
+    if options.command == "lines":
+        lines(options.path, options.out)
+        return
+    found = score(options.run, options.path, options.room, options.number, options.draws, options.steps)
+    text = json.dumps(found, indent=1, ensure_ascii=False)
+    print(text)
+    if options.out:
+        Path(options.out).write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
