@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,9 @@ def new(out: Path, force: bool = False) -> Iterator[Path]:
         os.rename(partial, out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
-        for parent in made:
-            parent.rmdir()
+        with suppress(OSError):  # someone else may have put something there
+            for parent in made:
+                parent.rmdir()
         raise
     shutil.rmtree(old, ignore_errors=True)
 
