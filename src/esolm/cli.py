@@ -70,6 +70,22 @@ def info(argv: Sequence[str]) -> int:
     return 0
 
 
+def consolidate(argv: Sequence[str]) -> int:
+    """Join what several processes saved: esolm consolidate RUN|CHECKPOINT."""
+    from jsonargparse import ArgumentParser
+
+    from . import checkpoint
+
+    parser = ArgumentParser(prog="esolm consolidate", description=consolidate.__doc__, exit_on_error=False)
+    parser.add_argument("folder", type=str, help="a checkpoint, or a run for all its checkpoints")
+    folder = Path(_parse(parser, argv)["folder"])
+    root = folder / "checkpoints"
+    found = [root / checkpoint.name_of(step) for step in checkpoint.list_steps(root)] or [folder]
+    for each in found:
+        print(checkpoint.consolidate(each))
+    return 0
+
+
 def demo(argv: Sequence[str]) -> int:
     """Prepare a small corpus, train a small Eso-LM on it and show what it learned."""
     from .demo import main
@@ -193,6 +209,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "judge": judge,
     "convert": convert,
     "export": export,
+    "consolidate": consolidate,
     "demo": demo,
     "bench": bench,
 }
@@ -210,7 +227,7 @@ def _parse(parser: Any, argv: Sequence[str]) -> dict[str, Any]:
 
 def usage() -> str:
     """The words and what they do."""
-    lines = [f"  {word:8} {function.__doc__}" for word, function in COMMANDS.items()]
+    lines = [f"  {word:11} {function.__doc__}" for word, function in COMMANDS.items()]
     return "usage: esolm COMMAND …\n\n" + "\n".join(lines) + "\n\nesolm COMMAND --help says more."
 
 

@@ -77,7 +77,7 @@ def run_all(config: dict[str, Any], ranks: Ranks, console: Console) -> Outcome |
         folder = ranks.once(lambda: checkpoint.latest(run / "checkpoints"))
         if folder is not None:
             threads = learner.restore(folder, identity, ranks)["threads"]
-            if (now := torch.get_num_threads()) != threads and ranks.device.type == "cpu":
+            if (now := torch.get_num_threads()) != threads and compute.device == "cpu":
                 notes.append(f"it had {threads} threads and now has {now}, so sums may round differently")
             console.print(f"going on from {folder}{''.join(f'; {note}' for note in notes)}")
         if learner.step >= steps:

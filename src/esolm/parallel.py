@@ -197,7 +197,7 @@ def shard(net: nn.Module, compute: Compute, ranks: Ranks) -> None:
     options: dict[str, Any] = {
         "mesh": dist.device_mesh.init_device_mesh(ranks.device.type, (ranks.world,)),
         "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy() if compute.offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(ranks.device.type != "cpu") if compute.offload else OffloadPolicy(),
     }
     for block in blocks:
         fully_shard(block, **options)
