@@ -23,7 +23,11 @@ def prepare(argv: Sequence[str]) -> int:
         exit_on_error=False,
     )
     parser.add_function_arguments(data.prepare, as_positional=True)
-    manifest = data.prepare(**_parse(parser, argv))
+    options = _parse(parser, argv)
+    manifest = data.prepare(**options)
+    if manifest is None:
+        print(f"part {options['part']} is encoded; when all are, the same command without --part joins them")
+        return 0
     for name, split in manifest.splits.items():
         print(f"{name}: {split.sequences:,} sequences of {manifest.length}, {split.tokens:,} tokens")
     print(f"{manifest.folder}: {manifest.vocab_size:,} ids, fingerprint {manifest.fingerprint[:12]}")

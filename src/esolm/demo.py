@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
         tokenizer=config["corpus"]["tokenizer"],
         length=config["corpus"]["length"],
     )
+    assert manifest is not None
     code = launch(config)
     if code == 0:
         show_perplexity(console, run, manifest)

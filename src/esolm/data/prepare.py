@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,7 +52,8 @@ def prepare(
     detokenizer: Literal["lm1b", "wikitext", "ptb", "lambada"] | None = None,
     workers: int | None = None,
     seed: int = 0,
-) -> Manifest:
+    part: str | None = None,
+) -> Manifest | None:
     """Turn a corpus into memory-mapped token shards with a manifest.
 
     Interrupted, the same call goes on where it stopped. A finished folder is reused by the same call and never
@@ -75,6 +77,8 @@ def prepare(
         detokenizer: The rules that undo a corpus's tokenised spacing (lm1b has its own by default).
         workers: Chunks encoded at a time, by default one for each core; the result does not depend on it.
         seed: Chooses another split by content.
+        part: K/N encodes the K-th of N parts, for N processes at a time, on one machine or on several that share `out`;
+            the same call without it then joins them, and gives what one process gives.
 
     Raises:
         ValueError: If an option or the corpus cannot be used, or `out` holds something else.
@@ -84,6 +88,11 @@ def prepare(
     held = None if valid is None else corpora.corpus(valid, reading)
     train = _with_options(corpora.corpus(corpus, reading), packing, detokenizer, holdout)
     ready = None if trained(tokenizer) else make_tokenizer(tokenizer)
+    mine = _numbered(part)
+    if part is not None and ready is None:
+        raise ValueError(
+            f"tokenizer {tokenizer} is trained on the whole corpus: parts need one that is there, as a path"
+        )
     room = length // 4 if target_length is None else target_length
     request = {
         "format": FORMAT,
@@ -95,16 +104,29 @@ def prepare(
     out = Path(out)
     if (found := _finished(out, request)) is not None:
         return found
-    with _working(out, request) as work:
+    with _working(out, request, shared=part is not None) as work:
         stream = corpora.split(train, held, valid_fraction, seed)
         sizes = [c.size for c in (train, held) if c is not None and c.size is not None]
         size = sum(sizes) if train.size is not None else None
         made = ready or _trained(work, tokenizer, stream, train.detokenizer, size)
         pack = packings.packing(train.packing, length, made.eos_id, made.bos_id, room)
-        chunks = _encoded(work, stream, partial(shards.encode, made, train.detokenizer, separator), workers, size)
+        encode = partial(shards.encode, made, train.detokenizer, separator)
+        chunks = _encoded(work, stream, encode, workers, size, mine)
+        if part is not None:
+            return None
         _write(work / "data", train, made, length, chunks, pack, request)
         os.rename(work / "data", out)
     return Manifest.load(out)
+
+
+def _numbered(part: str | None) -> Callable[[int], bool]:
+    """Whether a chunk, by its number, belongs to the part K/N."""
+    if part is None:
+        return lambda number: True
+    k, _, n = part.partition("/")
+    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise ValueError(f"part is {part!r}: it must be K/N with 1 <= K <= N, as 3/8")
+    return lambda number: number % int(n) == int(k) - 1
 
 
 def _with_options(corpus: Corpus, packing: str | None, detokenizer: str | None, holdout: int | None) -> Corpus:
@@ -150,25 +172,51 @@ def _partial(out: Path) -> Path:
 
 
 @contextmanager
-def _working(out: Path, request: dict[str, Any]) -> Iterator[Path]:
-    """The hidden folder beside `out`, with what an interrupted run of the same request has left in it."""
+def _working(out: Path, request: dict[str, Any], shared: bool = False) -> Iterator[Path]:
+    """The hidden folder beside `out`, with what an interrupted run of the same request has left in it.
+
+    shared: with other parts of the same request, which the last one to come does not remove.
+    """
     work = _partial(out)
     work.mkdir(parents=True, exist_ok=True)
     lock = os.open(work, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"another process is preparing {out}: wait for it") from error
-        note = work / _REQUEST
-        if not (note.is_file() and _same(json.loads(note.read_text(encoding="utf-8")), request)):
-            for path in work.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            note.write_text(json.dumps(request), encoding="utf-8")
+        _enter(lock, work, request, shared, out)
         yield work
-        shutil.rmtree(work)
+        if not shared:
+            shutil.rmtree(work)
     finally:
         os.close(lock)
+
+
+def _enter(lock: int, work: Path, request: dict[str, Any], shared: bool, out: Path, seconds: float = 10.0) -> None:
+    """Lock the folder, alone or with other parts; what another request has left in it goes."""
+    note = work / _REQUEST
+
+    def same() -> bool:
+        return note.is_file() and _same(json.loads(note.read_text(encoding="utf-8")), request)
+
+    deadline = time.monotonic() + (seconds if shared else 0)
+    while True:
+        try:
+            if shared:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if same():
+                    return
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:  # another part may be beginning, which takes a moment
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            if time.monotonic() >= deadline:
+                raise ValueError(f"another process is preparing {out}: wait for it") from error
+            time.sleep(0.02)
+    if not same():
+        for path in work.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (work / f"{_REQUEST}.part").write_text(json.dumps(request), encoding="utf-8")
+        os.replace(work / f"{_REQUEST}.part", note)
+    if shared:
+        fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 def _trained(work: Path, spec: str, stream: Stream, detokenizer: str | None, size: int | None) -> Tokenizer:
@@ -205,9 +253,14 @@ def _chunks(stream: Stream) -> Iterator[tuple[str, list[Document]]]:
 
 
 def _encoded(
-    work: Path, stream: Stream, encode: Callable[[list[Document]], Chunk], workers: int | None, size: int | None
+    work: Path,
+    stream: Stream,
+    encode: Callable[[list[Document]], Chunk],
+    workers: int | None,
+    size: int | None,
+    mine: Callable[[int], bool],
 ) -> dict[str, list[Path]]:
-    """Encode every chunk that is not there yet, several at a time; the files of each split, in order.
+    """Encode every chunk of this part that is not there yet, several at a time; the files of each split, in order.
 
     The tokenizers library runs outside the interpreter's lock, so that threads are enough to use every core.
     """
@@ -217,9 +270,11 @@ def _encoded(
     def sized() -> Iterator[tuple[None, int]]:
         running: deque[tuple[Future[None], int]] = deque()
         with ThreadPoolExecutor(workers) as pool:
-            for name, documents in _chunks(stream):
+            for number, (name, documents) in enumerate(_chunks(stream)):
                 path = work / f"{name}-{len(files[name]):06d}-{_content(documents)}.npz"
                 files[name].append(path)
+                if not mine(number):
+                    continue
                 running.append((pool.submit(_encode, path, documents, encode), sum(len(d.text) for d in documents)))
                 while len(running) > 2 * workers or (running and running[0][0].done()):
                     future, read = running.popleft()
