@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import frames, picture, show
-from .machine import pick_device
+from .machine import keep_memory, pick_device
 from .model import Event, LanguageModel, Samples, collect, load, until
 
 SETTINGS = (
@@ -69,7 +69,7 @@ def _add_common(parser: Any) -> None:
     option("--num_steps", type=int, help="Diffusion steps T; without it, one token at a time.")
     option("--parallelism", type=int, help="With sampler block: tokens drawn together.")
     option("--window", type=int, help="With sampler speculative: tokens drawn ahead of a pass (default: adaptive).")
-    option("--given_order", type=str, default="random", help="Order among given tokens: random or ascending.")
+    option("--given_order", type=str, default="ascending", help="Order among given tokens: ascending or random.")
     option("--temperature", type=float, default=1.0, help="0 is greedy.")
     option("--top_p", type=float, default=1.0, help="Keep the likeliest tokens up to this mass.")
     option("--top_k", type=int, help="Keep so many of the likeliest tokens.")
@@ -122,6 +122,7 @@ def infill(options: Mapping[str, Any]) -> int:
 
 def open_model(options: Mapping[str, Any]) -> LanguageModel:
     """The model that the options name."""
+    keep_memory()
     device = str(pick_device(options["device"]))
     return load(options["run"], options["weights"], options["which"], device, options["precision"])
 

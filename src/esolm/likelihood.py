@@ -118,7 +118,7 @@ def draw_orders(
     antithetic: bool,
     valid: Tensor | None = None,
     given: Tensor | None = None,
-    given_order: str = "random",
+    given_order: str = "ascending",
 ) -> Tensor:
     """Order number `number` of each example, sigma ~ P_L^alpha_0, int [B, L]; examples and numbers are independent.
 
@@ -146,7 +146,7 @@ def under_orders(
     antithetic: bool = False,
     valid: Tensor | None = None,
     given: Tensor | None = None,
-    given_order: str = "random",
+    given_order: str = "ascending",
     rows: int = 64,
 ) -> Iterator[Tensor]:
     """Nats of the scored tokens under the orders `numbers`, [k, B, L] of as many orders as `rows` sequences hold."""
@@ -171,7 +171,7 @@ def log_weights(
     antithetic: bool = False,
     valid: Tensor | None = None,
     given: Tensor | None = None,
-    given_order: str = "random",
+    given_order: str = "ascending",
     rows: int = 64,
 ) -> Tensor:
     """log p(x | sigma_k) of the scored tokens for the orders `numbers`, float64 [B, K], `rows` sequences a pass."""
@@ -195,7 +195,7 @@ def conditional(
     rng: Randomness,
     num_orders: int,
     antithetic: bool = False,
-    given_order: str = "random",
+    given_order: str = "ascending",
     rows: int = 64,
 ) -> Conditional:
     """The tokens that are not given, given those that are, wherever they stand: the given ones come first in sigma."""
@@ -227,7 +227,7 @@ def log_prob(
     num_orders: int = 16,
     estimator: str = "iw",
     antithetic: bool = False,
-    given_order: str = "random",
+    given_order: str = "ascending",
     seed: int = 0,
     batch_size: int = 32,
 ) -> LogProb:
@@ -286,7 +286,7 @@ def is_left_to_right(system: Any) -> bool:
     return set(system.counts(torch.ones(1, 1, dtype=torch.bool), Randomness(0))) == {"nll"}
 
 
-def is_exact(system: Any, given: bool = False, given_order: str = "random") -> bool:
+def is_exact(system: Any, given: bool = False, given_order: str = "ascending") -> bool:
     """Whether one order is all there is; given: some tokens are, and their order may matter."""
     one = not given or given_order == "ascending"
     return is_left_to_right(system) or (one and getattr(system, "alpha_0", 1.0) == 0)

@@ -166,7 +166,7 @@ class LanguageModel:
         parallelism: int | None = None,
         order: Sequence[int] | None = None,
         window: int | None = None,
-        given_order: str = "random",
+        given_order: str = "ascending",
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int | None = None,

@@ -126,7 +126,7 @@ def ancestral(
     rng: Randomness,
     alpha_0: float,
     num_steps: int | Tensor | None,
-    given_order: str = "random",
+    given_order: str = "ascending",
     block_size: int | None = None,
 ) -> Schedule:
     """The unified denoising schedule: T diffusion steps for a share alpha_0, then left to right.
@@ -151,7 +151,7 @@ def ancestral(
     return _schedule(group, u, step, given_u)
 
 
-def blocks(given: Tensor, valid: Tensor, rng: Randomness, parallelism: int, given_order: str = "random") -> Schedule:
+def blocks(given: Tensor, valid: Tensor, rng: Randomness, parallelism: int, given_order: str = "ascending") -> Schedule:
     """Evenly spaced, far-apart positions together, in random interleaving (paper, F.8).
 
     A row with n positions to denoise is cut into `parallelism` stretches of ceil(n / parallelism); a step takes the
@@ -167,7 +167,7 @@ def blocks(given: Tensor, valid: Tensor, rng: Randomness, parallelism: int, give
     return _schedule(torch.where(free, CLEAN, group), u, step, given_u)
 
 
-def user_order(given: Tensor, valid: Tensor, rng: Randomness, sigma: Tensor, given_order: str = "random") -> Schedule:
+def user_order(given: Tensor, valid: Tensor, rng: Randomness, sigma: Tensor, given_order: str = "ascending") -> Schedule:
     """One token at a time in the order of sigma, int [B|1, L], a permutation; given positions are taken out of it."""
     _, u, given_u, group = _prepare(given, valid, rng, given_order)
     length = given.shape[1]

@@ -53,7 +53,7 @@ class Request:
     parallelism: int | None = None
     order: Tensor | None = None  # int [B|1, L]
     window: int | None = None
-    given_order: str = "random"
+    given_order: str = "ascending"
     draw: Draw = field(default_factory=Draw)
 
     def __post_init__(self) -> None:

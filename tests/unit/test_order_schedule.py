@@ -318,7 +318,8 @@ def test_the_order_of_the_given_is_uniform_and_not_that_of_the_rest() -> None:
     known, valid = free(6000, 5)
     known[:, [0, 2, 4]] = True
     rng = Randomness(5)
-    for schedule in (order.ancestral(known, valid, rng, 1.0, None), order.blocks(known, valid, rng, 1)):
+    shuffled = order.ancestral(known, valid, rng, 1.0, None, "random"), order.blocks(known, valid, rng, 1, "random")
+    for schedule in shuffled:
         pairs = [(tuple(row[:3]), tuple(row[3:])) for row in schedule.sigma.tolist()]
         first, rest = itertools.permutations([0, 2, 4]), list(itertools.permutations([1, 3]))
         assert chance(pairs, {(a, b): 1 / 12 for a in first for b in rest}) > ALARM
