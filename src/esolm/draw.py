@@ -40,16 +40,17 @@ class Draw:
 
     def weights(self, logits: Tensor, mask_id: int) -> Tensor:
         """Unnormalised probabilities before the nucleus, [R, V]: zero at the mask id and outside the top k."""
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        wide = wide.index_fill(-1, torch.tensor([mask_id], device=wide.device), float("-inf"))
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        wide[..., mask_id] = float("-inf")
         if self.temperature == 0:
             best = wide.argmax(-1, keepdim=True)
             return torch.zeros_like(wide).scatter_(-1, best, 1.0)
         if self.top_k is not None and self.top_k < wide.shape[-1]:
             least = wide.topk(self.top_k).values[..., -1:]
             wide = wide.masked_fill(wide < least, float("-inf"))
-        wide = wide - wide.amax(-1, keepdim=True)
-        return (wide / self.temperature if self.temperature != 1 else wide).exp_()
+        if self.temperature != 1:
+            wide.sub_(wide.amax(-1, keepdim=True)).div_(self.temperature)
+        return wide.softmax(-1)  # one sweep where maximum, difference and exponential are three
 
     def __call__(self, logits: Tensor, uniform: Callable[[int], Tensor], mask_id: int) -> Tensor:
         """Tokens int [R] from logits [R, V]; uniform(attempt) gives float64 [R], independent for each attempt."""
@@ -64,8 +65,9 @@ class Draw:
         limit = self.top_p * weights.sum(-1, dtype=torch.float64)
         rows = torch.arange(len(token), device=token.device)
         for attempt in range(1, ATTEMPTS + 1):
-            w = weights[rows]
-            above = torch.where(w > w.gather(-1, token[rows, None]), w, 0).sum(-1, dtype=torch.float64)
+            w = weights if attempt == 1 else weights[rows]
+            likelier = w > w.gather(-1, token[rows, None])
+            above = likelier.to(w.dtype).mul_(w).sum(-1, dtype=torch.float64)  # several times as fast as torch.where
             rows = rows[above >= limit[rows]]
             if not len(rows):
                 return token
@@ -105,18 +107,21 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     Two levels, sums of blocks and then inside one block, in float64, so that a token of weight 1e-12 is drawn as
     often as it should be, without a cumulative sum over the vocabulary.
     """
-    rows, vocabulary = weights.shape
-    blocks = -(-vocabulary // BLOCK)
-    inside = F.pad(weights, (0, blocks * BLOCK - vocabulary)).view(rows, blocks, BLOCK)
-    cumulative = inside.sum(-1, dtype=torch.float64).cumsum(-1)
+    vocabulary = weights.shape[1]
+    whole = vocabulary - vocabulary % BLOCK
+    sums = weights[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1, dtype=torch.float64)
+    if whole < vocabulary:
+        sums = torch.cat([sums, weights[:, whole:].sum(-1, dtype=torch.float64, keepdim=True)], 1)
+    cumulative = sums.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
     target = u[:, None] * total
     # u times the sum may round up to the sum: the last block is the last that has any weight.
     block = torch.searchsorted(cumulative, target, right=True).minimum(torch.searchsorted(cumulative, total))
-    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_min(0)), 0.0)
-    chosen = inside[torch.arange(rows, device=weights.device), block[:, 0]]
+    before = F.pad(cumulative, (1, 0)).gather(1, block)
+    place = block * BLOCK + torch.arange(BLOCK, device=weights.device)
+    chosen = weights.gather(1, place.clamp_max(vocabulary - 1)).masked_fill_(place >= vocabulary, 0)
     within = chosen.double().cumsum(-1)
     index = torch.searchsorted(within, target - before, right=True)
     # Rounding may point behind the last token of the block that has any weight.
-    last = BLOCK - 1 - (chosen.flip(-1) > 0).long().argmax(-1, keepdim=True)
+    last = torch.searchsorted(within, within[:, -1:].contiguous())
     return (block * BLOCK + index.minimum(last))[:, 0]
