@@ -33,6 +33,16 @@ def test_help_needs_neither_torch_nor_extras():
         assert word in done.stdout
 
 
+def test_the_library_needs_no_extra():
+    code = (
+        "import sys; import esolm; [getattr(esolm, name) for name in esolm.__all__];"
+        "extras = {'datasets', 'transformers', 'matplotlib', 'wandb', 'tensorboard', 'lm_eval'};"
+        "sys.exit(', '.join(extras & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_print_config_is_complete_and_can_be_read_again(capsys, tmp_path):
     assert cli.main(["train", "demo", "--print_config", *SMALL, "--system.alpha_0", "0.5"]) == 0
     tree = yaml.safe_load(printed := capsys.readouterr().out)

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 NAMES = {
     "train": "a training step of every system, beside what counting rows and pairs predicts",
+    "latency": "one cached step in float32, bf16 and int8, beside the authors' way, AR, GPT-2 and the bandwidth",
+    "sample": "a whole sample of as many steps as tokens, beside MDLM, BD3-LM and AR",
+    "draw": "tokens from logits, beside softmax + multinomial and a sort",
     "likelihood": "all conditionals of an order in one pass, beside a plain forward pass and beside L passes",
     "gpt2": "our ar beside a transformers GPT-2 of equal size, data order and tokens",
     "speculative": "passes, acceptance and time of speculative sampling, beside one token at a time",

@@ -1,0 +1,93 @@
+"""Drawing tokens from logits, beside the usual ways: softmax and multinomial, and a sort for the nucleus.
+
+Shapes: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..draw import Draw
+from ..machine import keep_memory, settle
+from ..randomness import Randomness
+from ..sampling import Chooser
+from .naive import multinomial, sorted_nucleus
+from .report import facts, table
+from .timing import interleaved, ratio, summary
+
+TWIN = {"draw": "softmax + multinomial", "top-p": "top-p by a sort"}
+
+
+def cases(logits: Tensor, top_p: float) -> dict[str, Callable[[int], Tensor]]:
+    """Ours, with their own random numbers, and the twins."""
+    rows, mask_id = len(logits), logits.shape[1] - 1
+    position = torch.arange(rows)
+
+    def ours(draw: Draw) -> Callable[[int], Tensor]:
+        return lambda i: Chooser(draw, Randomness(i), mask_id)(logits, position, position)
+
+    return {
+        "draw": ours(Draw()),
+        TWIN["draw"]: lambda i: multinomial(logits, mask_id),
+        "top-p": ours(Draw(top_p=top_p)),
+        TWIN["top-p"]: lambda i: sorted_nucleus(logits, mask_id, top_p),
+    }
+
+
+def run(
+    rows: list[int] | None = None,
+    vocab_size: int = 50258,
+    top_p: float = 0.9,
+    spread: float = 3.0,
+    dtype: str = "float32",
+    rounds: int = 15,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Draws from logits beside softmax + multinomial, and with top-p beside a full sort.
+
+    Args:
+        rows: tokens drawn at once; 1, 16 and 64 by default.
+        vocab_size: entries of the vocabulary, the mask included.
+        top_p: mass of the nucleus.
+        spread: standard deviation of the logits, which are normal.
+        dtype: of the logits, float32 or bfloat16.
+        rounds: how often each case is timed.
+        threads: threads to use; PyTorch's choice by default.
+    """
+    settle()
+    keep_memory()
+    if threads:
+        torch.set_num_threads(threads)
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype is {dtype!r}; it must be float32 or bfloat16")
+    found: list[dict[str, Any]] = []
+    for number in rows or [1, 16, 64]:
+        torch.manual_seed(0)
+        logits = (spread * torch.randn(number, vocab_size)).to(getattr(torch, dtype))
+        with torch.inference_mode():
+            seconds = interleaved(cases(logits, top_p), rounds, warmup=2)
+        for name, twin in TWIN.items():
+            gain = ratio(seconds[twin], seconds[name])
+            found.append(
+                {
+                    "rows": number,
+                    "draw": name,
+                    "twin": twin,
+                    "faster": round(gain.median, 2),
+                    "faster_quartiles": [round(gain.low, 2), round(gain.high, 2)],
+                    "milliseconds": round(1e3 * summary(seconds[name]).median, 3),
+                    "twin_milliseconds": round(1e3 * summary(seconds[twin]).median, 3),
+                }
+            )
+    columns = ("draw", "rows", "× faster", "quartiles", "ms", "than", "ms")
+    lines = [
+        (r["draw"], str(r["rows"]), r["faster"], "{:.1f}-{:.1f}".format(*r["faster_quartiles"]), r["milliseconds"],
+         r["twin"], r["twin_milliseconds"])
+        for r in found
+    ]  # fmt: skip
+    table(f"draws from {vocab_size} logits, {dtype}, top_p {top_p:g}", columns, lines)
+    return {"machine": facts(), "cases": found}

@@ -1,0 +1,268 @@
+"""One cached step: a clean token and a mask go in, the logits of the mask come out.
+
+The model of its time: every weight and every cached key and value is read once; or, with many rows, the products take
+longer than that. Both limits are measured in the same rounds as the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import machine
+from ..net.denoiser import Denoiser, DenoiserConfig, Rows
+from ..net.fold import fold
+from ..visibility import by_order
+from .machine import gemm
+from .naive import Naive
+from .report import facts, table
+from .timing import interleaved, ratio, summary
+
+NAIVE, TRAINED, READ = "the authors' way, float32", "as trained, float32", "read"
+READ_BYTES = 2**29
+"""More than any cache holds."""
+BYTES = {"float32": 4, "bf16": 2, "int8": 1}
+CACHE_BYTES = {"float32": 4, "bf16": 2, "int8": 2}
+Step = Callable[[int], object]
+
+
+def network(layers: int, width: int, vocab_size: int, length: int = 1024) -> Denoiser:
+    """A network with random weights."""
+    torch.manual_seed(0)
+    net = Denoiser(DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)).eval()
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    return net
+
+
+def cached_step(net: Any, context: int, clean: int, masks: int, batch: int = 1) -> Step:
+    """A pass over a cache of random keys and values that stays as it is; the logits of the last `masks` slots."""
+    cache = net.new_cache(batch, context + clean + masks)
+    for t in (*cache.keys, *cache.values):
+        t.normal_()
+    cache.place(by_order(torch.arange(context)[None]))
+    cache.commit(context)
+    rank = torch.arange(context, context + clean + masks)[None]
+    tokens = torch.arange(clean + masks).expand(batch, -1) % net.config.vocab_size
+    call = tokens, rank.expand(batch, -1), by_order(rank)
+    out = Rows(slice(clean, clean + masks))
+    return lambda i: net(*call, cache=cache, out=out)
+
+
+def gpt2_step(layers: int, width: int, vocab_size: int, context: int, dtype: torch.dtype) -> Step | None:
+    """One token through transformers' GPT-2 of the same size behind a cache, as `generate` does; none without it."""
+    try:
+        from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
+    except ImportError:
+        return None
+    config = GPT2Config(
+        vocab_size=vocab_size, n_positions=context + 8, n_embd=width, n_layer=layers, n_head=width // 64,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    net: Any = GPT2LMHeadModel(config).eval()
+    net.to(dtype)
+    token, shape = torch.zeros(1, 1, dtype=torch.long), (1, width // 64, context, 64)
+    cache = DynamicCache(config=config)
+    for layer in range(layers):
+        cache.update(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype), layer)
+
+    def step(i: int) -> Tensor:
+        logits = net(token, past_key_values=cache, use_cache=True).logits
+        cache.crop(-1)
+        return logits
+
+    return step
+
+
+def read_step() -> Step:
+    """Reading READ_BYTES."""
+    buffer = torch.ones(READ_BYTES // 4)
+    return lambda i: buffer.sum()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Gradients off, and freed memory kept."""
+    machine.settle()
+    machine.keep_memory()
+    with torch.inference_mode():
+        yield
+
+
+def bytes_read(config: DenoiserConfig, precision: str, context: int, batch: int = 1) -> tuple[int, int]:
+    """What a step cannot avoid to read: the weights of the linears, and the keys and values."""
+    weights = config.layers * config.width**2 * (4 + 2 * config.mlp_ratio) + config.vocab_size * config.width
+    cached = 2 * config.layers * config.width * context * batch
+    return weights * BYTES[precision], cached * CACHE_BYTES[precision]
+
+
+def predicted(
+    config: DenoiserConfig, precision: str, context: int, rows: int, masks: int, speed: float, gflops: dict[str, float]
+) -> float:
+    """Seconds: reading the weights or multiplying by them, whichever is longer, and reading the cache."""
+    weights, cached = bytes_read(config, precision, context)
+    blocks = config.layers * config.width**2 * (4 + 2 * config.mlp_ratio)
+    flops = 2 * (rows * blocks + masks * config.vocab_size * config.width)
+    peak = gflops["float32" if precision == "float32" else "bf16"]
+    return max(weights / speed, flops / peak / 1e9) + cached / speed
+
+
+def run(
+    contexts: list[int] | None = None,
+    parallelism: list[int] | None = None,
+    precisions: list[str] | None = None,
+    layers: int = 12,
+    width: int = 768,
+    vocab_size: int = 50258,
+    context: int = 512,
+    rounds: int = 15,
+    threads: int | None = None,
+    plot: str | None = None,
+) -> dict[str, Any]:
+    """One cached step beside its slow twins and the bandwidth of the machine.
+
+    Args:
+        contexts: lengths of the cache for the first curve; 512, 1024, 2048, 4096 and 8192 by default.
+        parallelism: masks fed at once, with as many clean tokens, for the second; 1, 2, 4 … 64 by default.
+        precisions: of the weights; float32, bf16 and int8 by default.
+        layers: blocks of the network.
+        width: width of the network, a multiple of 64.
+        vocab_size: entries of the vocabulary, the mask included.
+        context: length of the cache in the table and in the second curve.
+        rounds: how often each case is timed.
+        threads: threads to use; PyTorch's choice by default.
+        plot: file to draw the two curves in (needs esolm[plot]).
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    precisions = precisions or ["float32", "bf16", "int8"]
+    with quiet():
+        net = network(layers, width, vocab_size)
+        nets: dict[str, Any] = {p: fold(net, p) for p in precisions}
+        gflops = {"float32": gemm(torch.float32), "bf16": gemm(torch.bfloat16)}
+        read = read_step()
+        steps = single(net, nets, context, rounds, read)
+        lengths = contexts or [512, 1024, 2048, 4096, 8192]
+        masks = parallelism or [1, 2, 4, 8, 16, 32, 64]
+        along = curve(nets, [(c, 1) for c in lengths], rounds, gflops, read)
+        wide = curve(nets, [(context, m) for m in masks], rounds, gflops, read)
+    result = {
+        "machine": facts(),
+        "gemm_gflops": {name: round(value, 1) for name, value in gflops.items()},
+        "context": context,
+        "steps": steps,
+        "by_context": along,
+        "by_parallelism": wide,
+    }
+    show(result)
+    if plot:
+        figure(plot, result)
+    return result
+
+
+def single(net: Denoiser, nets: dict[str, Any], context: int, rounds: int, read: Step) -> dict[str, Any]:
+    """The table: each precision for Eso-LM and AR, the twins, and GPT-2."""
+    c = net.config
+    cases: dict[str, Step] = {READ: read, NAIVE: cached_step(Naive(net), context, 1, 1)}
+    cases[TRAINED] = cached_step(net, context, 1, 1)
+    for name, each in nets.items():
+        cases[f"Eso-LM, {name}"] = cached_step(each, context, 1, 1)
+        cases[f"AR, {name}"] = cached_step(each, context, 0, 1)
+    for name, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
+        if (step := gpt2_step(c.layers, c.width, c.vocab_size, context, dtype)) is not None:
+            cases[f"transformers GPT-2, {name}"] = step
+    seconds = interleaved(cases, rounds, warmup=3)
+    found = {}
+    for name in cases:
+        if name == READ:
+            continue
+        precision = name.rpartition(", ")[2]
+        amount = sum(bytes_read(c, precision, context))
+        gain = ratio(seconds[NAIVE], seconds[name])
+        share = ratio([s * amount / READ_BYTES for s in seconds[READ]], seconds[name])
+        found[name] = {
+            "faster_than_authors": round(gain.median, 3),
+            "quartiles": [round(gain.low, 3), round(gain.high, 3)],
+            "milliseconds": round(1e3 * summary(seconds[name]).median, 2),
+            "megabytes": round(amount / 1e6, 1),
+            "share_of_bandwidth": round(share.median, 3),
+        }
+        if name.startswith("Eso-LM"):
+            more = ratio(seconds[name], seconds[f"AR, {precision}"])
+            found[name]["over_ar"] = round(more.median, 3)
+    return {"read_gb_per_s": round(READ_BYTES / summary(seconds[READ]).median / 1e9, 1), "cases": found}
+
+
+def curve(
+    nets: dict[str, Any], points: list[tuple[int, int]], rounds: int, gflops: dict[str, float], read: Step
+) -> list[dict[str, Any]]:
+    """Each precision at each (context, masks), with the prediction of the same rounds."""
+    found = []
+    for context, masks in points:
+        cases = {name: cached_step(net, context, masks, masks) for name, net in nets.items()}
+        seconds = interleaved({READ: read, **cases}, rounds, warmup=2)
+        speed = READ_BYTES / summary(seconds[READ]).median
+        for name, net in nets.items():
+            time = summary(seconds[name])
+            expected = predicted(net.config, name, context, 2 * masks, masks, speed, gflops)
+            found.append(
+                {
+                    "precision": name,
+                    "context": context,
+                    "masks": masks,
+                    "milliseconds": round(1e3 * time.median, 2),
+                    "quartiles": [round(1e3 * time.low, 2), round(1e3 * time.high, 2)],
+                    "milliseconds_per_token": round(1e3 * time.median / masks, 3),
+                    "predicted_milliseconds": round(1e3 * expected, 2),
+                    "over_prediction": round(time.median / expected, 2),
+                }
+            )
+    return found
+
+
+def show(result: dict[str, Any]) -> None:
+    """The three tables."""
+    steps = result["steps"]
+    title = f"one cached step, context {result['context']}; {steps['read_gb_per_s']:g} GB/s read in the same rounds"
+    rows = [
+        (name, r["faster_than_authors"], "{:.2f}-{:.2f}".format(*r["quartiles"]), r["milliseconds"], r["megabytes"],
+         f"{r['share_of_bandwidth']:.0%}", str(r.get("over_ar", "")))
+        for name, r in steps["cases"].items()
+    ]  # fmt: skip
+    table(title, ("case", "× authors'", "quartiles", "ms", "MB", "of bandwidth", "over AR"), rows)
+    for key, column, value in (("by_context", "context", "milliseconds"), ("by_parallelism", "masks", "milliseconds")):
+        columns = ("precision", column, "ms", "ms/token", "predicted ms", "over")
+        lines = [
+            (r["precision"], str(r[column]), r[value], r["milliseconds_per_token"], r["predicted_milliseconds"],
+             r["over_prediction"])
+            for r in result[key]
+        ]  # fmt: skip
+        table(key.replace("_", " "), columns, lines)
+
+
+def figure(path: str, result: dict[str, Any]) -> None:
+    """Both curves, measured and predicted."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ValueError("--plot needs matplotlib: pip install 'esolm[plot]'") from error
+    drawing, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for axis, key, x in ((axes[0], "by_context", "context"), (axes[1], "by_parallelism", "masks")):
+        for color, precision in enumerate(dict.fromkeys(r["precision"] for r in result[key])):
+            points = [r for r in result[key] if r["precision"] == precision]
+            at = [r[x] for r in points]
+            axis.plot(at, [r["milliseconds"] / r["masks"] for r in points], f"C{color}o-", label=precision)
+            axis.plot(at, [r["predicted_milliseconds"] / r["masks"] for r in points], f"C{color}:")
+        axis.set(xscale="log", yscale="log", xlabel=x, ylabel="ms per token")
+        axis.set_xticks(at, [str(a) for a in at])
+        axis.minorticks_off()
+    axes[0].legend(title="dotted: predicted", frameon=False)
+    drawing.savefig(path)
+    pyplot.close(drawing)

@@ -1,0 +1,148 @@
+"""The benchmarks of inference: their twins give the same results, and what they count is there. Nothing is timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from esolm import cli
+from esolm.bench import draw, latency, sample
+from esolm.bench.naive import Naive, multinomial, sorted_nucleus
+from esolm.draw import Draw
+from esolm.net.denoiser import Rows
+from esolm.net.fold import Folded, fold
+from esolm.system import find
+from esolm.visibility import by_order
+from property import toy
+
+B, L, V = 2, 8, 7
+
+
+def test_the_authors_way_gives_the_same_logits() -> None:
+    net = toy.network()
+    nets = Naive(net), fold(net)
+    caches = [each.new_cache(B, L + 1) for each in nets]
+    assert caches[0].keys[0].transpose(1, 2).is_contiguous()
+    tokens, position = toy.text(B), toy.permutations(B, L)
+    for i in range(L - 1):
+        rank = torch.arange(i, i + 2)[None]
+        call = tokens[:, i : i + 2], position[:, i : i + 2], by_order(rank)
+        one, two = (each(*call, cache=c, out=Rows(slice(1, 2))) for each, c in zip(nets, caches, strict=True))
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+        for cache in caches:
+            cache.commit(1)
+
+
+def test_the_usual_draws_have_the_same_distribution() -> None:
+    """20,000 draws of five tokens: frequencies have a deviation below 0.0036, and 0.02 is more than five of them."""
+    logits = torch.tensor([[2.0, 1.0, 0.0, 1.0, -1.0, 9.0]]).expand(20000, -1)
+    for found, how in ((multinomial(logits, 5), Draw()), (sorted_nucleus(logits, 5, 0.5), Draw(top_p=0.5))):
+        frequency = found.bincount(minlength=6) / len(found)
+        torch.testing.assert_close(frequency, how.probabilities(logits[:1], 5)[0], rtol=0, atol=0.02)
+
+
+@pytest.mark.usefixtures("bf16")
+@pytest.mark.parametrize("precision", ["float32", "bf16", "int8"])
+def test_the_bytes_that_a_step_reads_are_those_of_its_weights_and_cache(precision: str) -> None:
+    net: Folded = fold(latency.network(3, 64, 50), precision)
+    linears = [net.head]
+    for block in net.blocks:
+        linears += [*block.project, block.attn_out, block.mlp_up, block.mlp_down]
+    cache = net.new_cache(B, 20)
+    weights, cached = latency.bytes_read(net.config, precision, 20, B)
+    assert weights == sum(linear.weight.numel() * linear.weight.element_size() for linear in linears)
+    assert cached == sum(t.numel() * t.element_size() for t in (*cache.keys, *cache.values))
+
+
+def test_a_cached_step_can_be_repeated() -> None:
+    net = fold(latency.network(2, 64, 50))
+    step = latency.cached_step(net, 12, 1, 3, B)
+    first = step(0)
+    assert first.shape == (B, 3, 50)
+    assert torch.equal(step(1), first)
+
+
+def test_gpt2_reads_the_same_context_in_every_step() -> None:
+    pytest.importorskip("transformers")
+    step = latency.gpt2_step(2, 64, 50, 12, torch.float32)
+    with torch.inference_mode():
+        first = step(0)
+        for i in range(12):
+            torch.testing.assert_close(step(i), first)
+
+
+@pytest.mark.parametrize("name", sample.SYSTEMS)
+def test_a_sample_goes_on_behind_what_is_given(name: str) -> None:
+    """Behind the first step, and at the place that was asked for: what a step feeds is what it would feed there."""
+    word, options, repeat = sample.SYSTEMS[name]
+    net, given, length = fold(latency.network(1, 64, 50)), 32, 64
+    fed: list[tuple[int, int]] = []
+
+    class Spy:
+        config, embed, new_cache = net.config, net.embed, net.new_cache
+
+        def __call__(self, tokens, position, visibility, cache=None, **rest):
+            fed.append((0 if cache is None else cache.extent, tokens.shape[1]))
+            return net(tokens, position, visibility, cache=cache, **rest)
+
+    go = sample.several(sample.start(Spy(), find(word)(mask_id=49, **options), length, given, B), repeat, repeat)
+    skipped = len(fed)
+    go(0)
+    steps = fed[skipped:]
+    assert len(steps) == repeat
+    if name == sample.MDLM:
+        assert steps == [(0, length)]
+    elif name == "ar":
+        assert steps == [(given + 1, 1)]
+    elif name == sample.ESOLM:
+        assert steps == [(given, 2)]
+    else:  # the first pass of a block also commits the block before it
+        assert steps == [(given, 2 * repeat)] + [(given + repeat, repeat)] * (repeat - 1)
+
+
+def test_a_sample_that_ends_too_early_says_so() -> None:
+    net, system = fold(latency.network(1, 64, 50)), find("ar")(mask_id=49)
+    go = sample.several(sample.start(net, system, 16, 12, 1), 3, 1)
+    go(0)
+    with pytest.raises(AssertionError, match="come to its end"):
+        go(1)
+
+
+SMALL = ("--vocab_size=50", "--rounds=2")
+
+
+@pytest.mark.usefixtures("bf16")
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["draw", *SMALL, "--rows=[1,3]"], {"cases"}),
+        (["latency", *SMALL, "--layers=1", "--width=64", "--context=8", "--contexts=[8]", "--parallelism=[1,2]"],
+         {"steps", "by_context", "by_parallelism", "gemm_gflops", "context"}),
+        (["sample", *SMALL, "--layers=1", "--width=64", "--lengths=[256]", "--batches=[1,2]", "--places=1",
+          "--mdlm_tokens=256"], {"cases"}),
+    ],
+    ids=lambda v: v[0] if isinstance(v, list) else "",
+)  # fmt: skip
+def test_they_run_and_write_what_they_found(
+    words: list[str], keys: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latency, "READ_BYTES", 1 << 20)
+    target, picture = tmp_path / "found.json", tmp_path / "found.svg"
+    if words[0] == "latency":
+        pytest.importorskip("matplotlib")
+        words = [*words, "--plot", str(picture)]
+    assert cli.main(["bench", *words, "--json", str(target)]) == 0
+    found = json.loads(target.read_text())
+    assert found.keys() == {"bench", "options", "machine"} | keys
+    assert picture.exists() == (words[0] == "latency")
+    if words[0] == "sample":
+        assert [set(case["systems"]) - {"mdlm"} for case in found["cases"]] == [sample.SYSTEMS.keys() - {"mdlm"}] * 2
+        assert ["mdlm" in case["systems"] for case in found["cases"]] == [True, False]
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="dtype is 'half'"):
+        draw.run(dtype="half")
