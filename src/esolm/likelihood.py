@@ -16,6 +16,7 @@ from torch import Tensor
 from . import estimators, order
 from .net.denoiser import Denoiser, Rows
 from .net.head import Score
+from .net.together import Call, together
 from .noise import scored_tokens
 from .randomness import Randomness, fold
 from .visibility import full, prefix, sorted_two_stream, two_stream
@@ -25,19 +26,28 @@ OrderNats = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def order_nats(
-    net: Denoiser,
+    net: Denoiser, x: Tensor, sigma: Tensor, scored: Tensor, mask_id: int, valid: Tensor | None = None
+) -> Tensor:
+    """-log p(x^sigma(l) | x^sigma(<l)) of the scored tokens, in one two-stream pass: nats [B, L] in natural order.
+
+    The scored positions must be the last valid ones of sigma, up to fill; padding comes after them. Differentiable.
+    """
+    call, place = ask_order(x, sigma, scored, mask_id, valid)
+    return place(*together(net, [call]))
+
+
+def ask_order(
     x: Tensor,
     sigma: Tensor,
     scored: Tensor,
     mask_id: int,
     valid: Tensor | None = None,
     num_clean: Tensor | None = None,
-) -> Tensor:
-    """-log p(x^sigma(l) | x^sigma(<l)) of the scored tokens, in one two-stream pass: nats [B, L] in natural order.
+) -> tuple[Call, Callable[[Tensor], Tensor]]:
+    """What `order_nats` asks the network, and how its answer becomes nats [B, L].
 
-    The scored positions must be the last valid ones of sigma, up to fill; padding comes after them. Mask queries see
-    the clean tokens before them in the order, and themselves. num_clean [B]: Eso-LM (A), whose first num_clean
-    tokens of the order see each other. Differentiable.
+    Mask queries see the clean tokens before them in the order, and themselves. num_clean [B]: Eso-LM (A), whose first
+    num_clean tokens of the order see each other.
     """
     batch, length = x.shape
     sorted_scored = scored.gather(1, sigma)
@@ -58,14 +68,14 @@ def order_nats(
     wanted = sorted_scored.gather(1, z_place)
     if valid is not None:  # clamped places would score a token twice
         wanted &= ends[:, None] - num_z + place[:num_z] >= 0
-    nats = net(
+    call = Call(
         tokens,
         torch.cat([z_position, sigma], 1),
         visibility,
-        out=Rows(slice(0, num_z), wanted.flatten().nonzero()[:, 0]),
-        score=Score(x.gather(1, z_position)[wanted], mask_id),
+        Rows(slice(0, num_z), wanted.flatten().nonzero()[:, 0]),
+        Score(x.gather(1, z_position)[wanted], mask_id),
     )
-    return place_nats(nats, wanted, z_position, length)
+    return call, functools.partial(place_nats, rows=wanted, position=z_position, length=length)
 
 
 def bucket(rows: int, most: int, size: int = 8) -> int:

@@ -167,7 +167,9 @@ def blocks(given: Tensor, valid: Tensor, rng: Randomness, parallelism: int, give
     return _schedule(torch.where(free, CLEAN, group), u, step, given_u)
 
 
-def user_order(given: Tensor, valid: Tensor, rng: Randomness, sigma: Tensor, given_order: str = "ascending") -> Schedule:
+def user_order(
+    given: Tensor, valid: Tensor, rng: Randomness, sigma: Tensor, given_order: str = "ascending"
+) -> Schedule:
     """One token at a time in the order of sigma, int [B|1, L], a permutation; given positions are taken out of it."""
     _, u, given_u, group = _prepare(given, valid, rng, given_order)
     length = given.shape[1]

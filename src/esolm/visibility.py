@@ -8,7 +8,7 @@ Shapes: B batch, N network input, P cached, L length, M slots of the z half.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,21 @@ class Visibility:
 
         slots = rank.shape[1]
         return create_block_mask(seen, None if one else rank.shape[0], None, slots, slots, device=str(rank.device))
+
+
+class Part(NamedTuple):
+    """One input among several in a row."""
+
+    batch: int
+    visibility: Visibility
+    asked: slice  # the slots that get logits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Several inputs of their own shapes, flattened and laid end to end as one row; none sees another."""
+
+    parts: tuple[Part, ...]
 
 
 def _none(rank: Tensor) -> Tensor:

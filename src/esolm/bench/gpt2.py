@@ -39,8 +39,8 @@ def theirs(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=manifest.vocab_size, n_positions=manifest.length, n_embd=width, n_layer=layers,
-        n_head=width // 64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False, bos_token_id=None,
-        eos_token_id=None,
+        n_head=width // 64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False,
+        bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     net = GPT2LMHeadModel(config)
 

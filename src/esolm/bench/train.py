@@ -17,7 +17,7 @@ from ..net.denoiser import Denoiser, DenoiserConfig, Rows
 from ..randomness import Randomness, fold
 from ..system import System, find
 from ..terms import total
-from ..visibility import Visibility
+from ..visibility import Packed, Part, Visibility
 from .machine import limits
 from .report import facts, table
 from .timing import interleaved, ratio, summary
@@ -40,13 +40,17 @@ class Counter(Denoiser):
     flops = 0.0
 
     def forward(  # type: ignore[override]
-        self, tokens: Tensor, position: Tensor, visibility: Visibility, *, out: Rows, **rest: Any
+        self, tokens: Tensor, position: Tensor, visibility: Visibility | Packed, *, out: Rows, **rest: Any
     ) -> Tensor:
         c = self.config
         fed = tokens.shape[0] * tokens.shape[1]
         asked = out.index.numel() if out.index is not None else tokens.shape[0] * (out.span.stop - out.span.start)
-        batch = tokens.shape[0] // visibility.rank.shape[0]
-        pairs, last = (float(visibility.dense(span).sum()) * batch for span in (None, out.span))
+        whole = () if isinstance(visibility, Packed) else (Part(tokens.shape[0], visibility, out.span),)
+        pairs = last = 0.0
+        for batch, seen, span in visibility.parts if isinstance(visibility, Packed) else whole:
+            copies = batch // seen.rank.shape[0]
+            pairs += float(seen.dense().sum()) * copies
+            last += float(seen.dense(span).sum()) * copies
         per_row = 2 * c.width**2 * (4 + 2 * c.mlp_ratio)
         past = 2 * c.width**2 * 2
         self.flops += (c.layers - 1) * (fed * per_row + 4 * c.width * pairs)

@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..visibility import Visibility
+from ..visibility import Packed, Visibility
 
 Flash = tuple[Tensor, Tensor]
 NEAR = 1 << 21
 """Bytes of keys and values that stay in the cache of one core."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice) -> Tensor:
     """Attention of the query slots in span, q [B, H, N, D], over all slots k, v [B, H, K, D] -> [B, H, N, D]."""
+    if isinstance(visibility, Packed):
+        return _packed(q, k, v, visibility, asked=False)
     slots = visibility.rank.shape[1]
     whole = span.start == 0 and span.stop == slots
     if visibility.kind == "full":
@@ -37,6 +39,28 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice)
     if halves and not q.is_cuda and (whole or span == slice(0, visibility.num_z)):
         return _halves(q, k, v, visibility)
     return dense(q, k, v, visibility, span)
+
+
+def attend_asked(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice) -> Tensor:
+    """The same where only the rows that get logits are wanted; of packed inputs the others may be zero."""
+    if isinstance(visibility, Packed):
+        return _packed(q, k, v, visibility, asked=True)
+    return attend(q, k, v, visibility, span)
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, asked: bool) -> Tensor:
+    """Each input by its own pattern: [1, H, R, D] -> [1, H, R, D], where R counts the slots of all inputs."""
+    shapes = [(part.batch, part.visibility.rank.shape[1]) for part in packed.parts]
+    rows = (t[0].split([batch * slots for batch, slots in shapes], 1) for t in (q, k, v))
+    found = []
+    for part, shape, *mine in zip(packed.parts, shapes, *rows, strict=True):
+        q_i, k_i, v_i = (t.unflatten(1, shape).transpose(0, 1) for t in mine)  # [B, H, N, D]
+        span = part.asked if asked else slice(0, shape[1])
+        out = attend(q_i[:, :, span], k_i, v_i, part.visibility, span)
+        if out.shape[2] < shape[1]:
+            out = F.pad(out, (0, 0, span.start, shape[1] - span.stop))
+        found.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(found)[None].transpose(1, 2)
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice) -> Tensor:

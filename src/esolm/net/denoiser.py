@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..visibility import Visibility
-from .attention import attend
+from ..visibility import Packed, Visibility
+from .attention import attend, attend_asked
 from .cache import KVCache
 from .head import Score, score_rows
 
@@ -132,7 +132,7 @@ class Denoiser(nn.Module):
         self,
         tokens: Tensor,
         position: Tensor,
-        visibility: Visibility,
+        visibility: Visibility | Packed,
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
@@ -147,7 +147,7 @@ class Denoiser(nn.Module):
         rows = out or Rows(slice(0, h.shape[1]))
         cond = self.condition(time)
         rotary = rotary_table(position, self.config, h.dtype)
-        seen = None if cache is None else cache.place(visibility)
+        seen = None if cache is None or isinstance(visibility, Packed) else cache.place(visibility)
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             past = None if cache is None or seen is None else Past(cache, i, seen)
@@ -199,7 +199,7 @@ class Block(nn.Module):
         h: Tensor,
         cond: Tensor | None,
         rotary: tuple[Tensor, Tensor],
-        visibility: Visibility,
+        visibility: Visibility | Packed,
         past: Past | None = None,
         rows: Rows | None = None,
     ) -> Tensor:
@@ -217,7 +217,7 @@ class Block(nn.Module):
         self,
         a: Tensor,
         rotary: tuple[Tensor, Tensor],
-        visibility: Visibility,
+        visibility: Visibility | Packed,
         past: Past | None,
         rows: Rows | None,
     ) -> Tensor:
@@ -234,7 +234,7 @@ class Block(nn.Module):
         cos, sin = rotary
         q, k = rotate(q, cos[:, :, span], sin[:, :, span]), rotate(k, cos, sin)
         if past is None:
-            mixed = attend(q, k, v, visibility, span)
+            mixed = (attend if rows is None else attend_asked)(q, k, v, visibility, span)
         else:
             k, v = past.cache.extend(past.layer, k, v)
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=past.seen[:, :, span])

@@ -22,7 +22,7 @@ from .head import CHUNK, Score
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
 """Names, and the type of products, keys and values."""
-FEW = 12
+FEW = 20
 """Up to so many rows a product with int8 weights is limited by reading them."""
 
 

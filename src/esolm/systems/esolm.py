@@ -8,8 +8,9 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 
 from .. import order
-from ..likelihood import order_nats, place_nats
+from ..likelihood import ask_order, order_nats, place_nats
 from ..net.denoiser import Denoiser, Rows
 from ..net.head import Score
+from ..net.together import Call, together
 from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
 from ..order import Schedule
 from ..randomness import Randomness
@@ -61,6 +63,15 @@ class Examples(NamedTuple):
     def num_clean(self, masked: Tensor) -> Tensor:
         """Tokens that are seen from the start, [B]."""
         return (~masked if self.valid is None else ~masked & self.valid).sum(1)
+
+
+class Ask(NamedTuple):
+    """A term before the network has answered."""
+
+    name: str
+    call: Call
+    place: Callable[[Tensor], Tensor]  # nats of the asked rows -> [B, L]
+    scored: Tensor
 
 
 @dataclass(frozen=True)
@@ -126,16 +137,15 @@ class System:
             diffused = self.diffused(index.double())
             first, second = batch.take(diffused), batch.take(~diffused)
             strata = (first.number.double() * self.share).floor().long(), max(int(rng.total * self.share), 1)
-        terms = []
+        asked = []
         if self.share > 0 and len(first.x):
-            terms.append(self.diffusion(net, first, rng.at("diffusion"), strata, train))
+            asked.append(self.diffusion(first, rng.at("diffusion"), strata, train))
         if self.share < 1 and len(second.x):
-            terms.append(self.sequential(net, second, rng.at("sequential")))
-        return terms
+            asked.append(self.sequential(second, rng.at("sequential")))
+        answers = together(net, [ask.call for ask in asked])
+        return [Term(ask.name, ask.place(nats), ask.scored) for ask, nats in zip(asked, answers, strict=True)]
 
-    def diffusion(
-        self, net: Denoiser, batch: Examples, rng: Randomness, strata: tuple[Tensor, int], train: bool
-    ) -> Term:
+    def diffusion(self, batch: Examples, rng: Randomness, strata: tuple[Tensor, int], train: bool) -> Ask:
         """The MDM loss: clean tokens in random order, then masks in random order, causal."""
         x, valid, given, _ = batch
         length = x.shape[1]
@@ -150,8 +160,9 @@ class System:
             visibility = prefix(visibility.rank, batch.num_clean(masked))
         out = Rows(slice(0, length), rows.flatten().nonzero()[:, 0])
         score = Score(x_sorted[rows], self.mask_id, weight.expand_as(x)[rows])
-        nats = net(torch.where(rows, self.mask_id, x_sorted), sigma, visibility, out=out, score=score)
-        return Term("diffusion", place_nats(nats, rows, sigma, length), scored)
+        call = Call(torch.where(rows, self.mask_id, x_sorted), sigma, visibility, out, score)
+        place = functools.partial(place_nats, rows=rows, position=sigma, length=length)
+        return Ask("diffusion", call, place, scored)
 
     def corrupt(self, scored: Tensor, t: Tensor, u: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """Which tokens are masked, bool [B, L], and the weight of their nats, [B, 1]."""
@@ -165,14 +176,14 @@ class System:
             t = self.t_min + (1 - self.t_min) * t
         return mask_by_rate(scored, noise.alpha(t), u), torch.ones_like(t) if unit else noise.weight(t)
 
-    def sequential(self, net: Denoiser, batch: Examples, rng: Randomness) -> Term:
+    def sequential(self, batch: Examples, rng: Randomness) -> Ask:
         """The AR loss: z_0 keeps each token with probability alpha_0; its masks are filled in from left to right."""
         x, valid, given, _ = batch
         scored = scored_tokens(x, valid, given)
         masked = mask_by_rate(scored, self.alpha_0, batch.uniform(rng, "mask"))
         sigma = order.sort(order.groups(masked, valid, given), batch.uniform(rng, "order"), ascending=True)
         num_clean = batch.num_clean(masked) if self.variant == "A" else None
-        return Term("sequential", order_nats(net, x, sigma, masked, self.mask_id, valid, num_clean), scored)
+        return Ask("sequential", *ask_order(x, sigma, masked, self.mask_id, valid, num_clean), scored)
 
     def any_order(self, net: Denoiser, batch: Examples, rng: Randomness) -> Term:
         """The bound with one order per example, every token scored in one two-stream pass."""
