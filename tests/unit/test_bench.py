@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from esolm import cli
-from esolm.bench import draw, latency, sample
+from esolm.bench import draw, latency, precision, sample
 from esolm.bench.naive import Naive, multinomial, sorted_nucleus
 from esolm.draw import Draw
+from esolm.likelihood import order_nats
 from esolm.net.denoiser import Rows
 from esolm.net.fold import Folded, fold
 from esolm.system import find
@@ -45,14 +46,14 @@ def test_the_usual_draws_have_the_same_distribution() -> None:
 
 
 @pytest.mark.usefixtures("bf16")
-@pytest.mark.parametrize("precision", ["float32", "bf16", "int8"])
-def test_the_bytes_that_a_step_reads_are_those_of_its_weights_and_cache(precision: str) -> None:
-    net: Folded = fold(latency.network(3, 64, 50), precision)
+@pytest.mark.parametrize("low", ["float32", "bf16", "int8"])
+def test_the_bytes_that_a_step_reads_are_those_of_its_weights_and_cache(low: str) -> None:
+    net: Folded = fold(latency.network(3, 64, 50), low)
     linears = [net.head]
     for block in net.blocks:
         linears += [*block.project, block.attn_out, block.mlp_up, block.mlp_down]
     cache = net.new_cache(B, 20)
-    weights, cached = latency.bytes_read(net.config, precision, 20, B)
+    weights, cached = latency.bytes_read(net.config, low, 20, B)
     assert weights == sum(linear.weight.numel() * linear.weight.element_size() for linear in linears)
     assert cached == sum(t.numel() * t.element_size() for t in (*cache.keys, *cache.values))
 
@@ -146,3 +147,23 @@ def test_they_run_and_write_what_they_found(
 def test_wrong_options_are_refused() -> None:
     with pytest.raises(ValueError, match="dtype is 'half'"):
         draw.run(dtype="half")
+
+
+def test_words_that_no_option_takes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "precision", "runs/mine"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_kl_and_nats_of_low_precision() -> None:
+    """Against sums by hand, and zero for the same network; a token of probability zero adds nothing."""
+    exact = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).double().log()
+    low = torch.tensor([[0.25, 0.5, 0.25, 0.0]]).double().log()
+    kl, nats = precision.compare(exact, low, torch.tensor([1]))
+    torch.testing.assert_close(kl, torch.tensor([0.25]).double() * torch.tensor(2.0).double().log())
+    torch.testing.assert_close(nats, torch.tensor([2.0]).double().log())
+    net, x, sigma = toy.network(), toy.text(1), toy.permutations(1, L)
+    found = precision.log_probabilities(net, x, sigma, V - 1)
+    expected = order_nats(net, x, sigma, torch.ones_like(x, dtype=torch.bool), V - 1).gather(1, sigma)[0]
+    kl, nats = precision.compare(found, precision.log_probabilities(fold(net), x, sigma, V - 1), x.gather(1, sigma)[0])
+    torch.testing.assert_close(nats, expected, rtol=1e-9, atol=1e-9)
+    assert kl.abs().max() < 1e-9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ NAMES = {
     "latency": "one cached step in float32, bf16 and int8, beside the authors' way, AR, GPT-2 and the bandwidth",
     "sample": "a whole sample of as many steps as tokens, beside MDLM, BD3-LM and AR",
     "draw": "tokens from logits, beside softmax + multinomial and a sort",
+    "precision": "KL to float32 and perplexity of a trained model in bf16 and int8",
     "likelihood": "all conditionals of an order in one pass, beside a plain forward pass and beside L passes",
     "gpt2": "our ar beside a transformers GPT-2 of equal size, data order and tokens",
     "speculative": "passes, acceptance and time of speculative sampling, beside one token at a time",
@@ -33,7 +35,10 @@ def main(argv: Sequence[str]) -> int:
     parser = ArgumentParser(prog=f"esolm bench {argv[0]}", description=run.__doc__, exit_on_error=False)
     parser.add_function_arguments(run)
     parser.add_argument("--json", type=str, default=None, help="file to write the results to")
-    options = parser.parse_args(list(argv[1:])).as_dict()
+    try:
+        options = parser.parse_args(list(argv[1:])).as_dict()
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{' '.join(str(error).split())}. See {parser.prog} --help") from error
     target = options.pop("json")
     result = run(**options)
     if target:

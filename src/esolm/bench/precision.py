@@ -1,0 +1,87 @@
+"""What low precision does to the distribution of a trained model: KL to float32 and perplexity, on real text.
+
+Shapes: L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from ..data import Loader
+from ..likelihood import name_of
+from ..model import load
+from ..net.denoiser import Denoiser, Rows
+from ..net.fold import fold
+from ..randomness import Randomness
+from ..visibility import sorted_two_stream
+from .report import facts, table
+
+
+def log_probabilities(net: Denoiser, x: Tensor, sigma: Tensor, mask_id: int) -> Tensor:
+    """log p of all tokens at each place of the order, given those before it, [L, V]; x [1, L]."""
+    length = x.shape[1]
+    tokens = torch.cat([torch.full_like(x, mask_id), x.gather(1, sigma)], 1)
+    out = Rows(slice(0, length))
+    logits = net(tokens, sigma.repeat(1, 2), sorted_two_stream(length, length), out=out)[0].double()
+    logits[:, mask_id] = float("-inf")
+    return logits.log_softmax(-1)
+
+
+def compare(exact: Tensor, low: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(exact || low) and the nats of the target by `low`, [L] each; log probabilities [L, V]."""
+    difference = torch.where(exact.isinf(), 0, exact - low)
+    return (exact.exp() * difference).sum(-1), -low.gather(1, target[:, None])[:, 0]
+
+
+def run(
+    run: str, data: str, sequences: int = 32, split: str = "valid", which: str = "best", threads: int | None = None
+) -> dict[str, Any]:
+    """KL to float32 per token and perplexity of bf16 and int8, over random orders of real text.
+
+    Args:
+        run: a run, or one checkpoint of it, of a system that predicts from masks.
+        data: a folder made by `esolm prepare`.
+        sequences: how many sequences, each in an order of its own.
+        split: train or valid.
+        which: the best or the last checkpoint of the run.
+        threads: threads to use; PyTorch's choice by default.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    lm = load(run, which=which)
+    if name_of(lm.system) == "ar":
+        raise ValueError("this benchmark asks a mask for each token: give a run of another system than ar")
+    nets = {name: fold(lm.net, name) for name in ("float32", "bf16", "int8")}
+    source, mask_id = Loader(data, split, 1, shuffle=False), lm.system.mask_id
+    kl: dict[str, list[Tensor]] = {name: [] for name in nets}
+    nats: dict[str, list[Tensor]] = {name: [] for name in nets}
+    with torch.inference_mode():
+        for i in track(range(min(sequences, len(source))), transient=True):
+            x = source.batch(i).x
+            sigma = Randomness(i).uniform(torch.zeros(1, dtype=torch.long), x.shape[1]).argsort(-1)
+            found = {name: log_probabilities(net, x, sigma, mask_id) for name, net in nets.items()}
+            for name, low in found.items():
+                for values, new in zip((kl, nats), compare(found["float32"], low, x.gather(1, sigma)[0]), strict=True):
+                    values[name].append(new)
+    result, base = {}, torch.cat(nats["float32"])
+    for name in nets:
+        change = torch.cat(nats[name]) - base
+        per_sequence = torch.stack([t.mean() for t in change.split(len(nats[name][0]))])
+        error = per_sequence.std() / len(per_sequence) ** 0.5
+        result[name] = {
+            "kl_nats_per_token": float(f"{torch.cat(kl[name]).mean():.4g}"),
+            "perplexity": round(math.exp(torch.cat(nats[name]).mean()), 4),
+            "perplexity_change": float(f"{math.expm1(change.mean()):.3g}"),
+            "perplexity_change_error": float(f"{error:.2g}") if len(per_sequence) > 1 else None,
+        }
+    rows = [
+        (name, f"{r['kl_nats_per_token']:.2e}", f"{r['perplexity']:.3f}", f"{r['perplexity_change']:+.3%}")
+        for name, r in result.items()
+    ]
+    table(f"{len(base):,} tokens", ("precision", "KL to float32", "perplexity", "change"), rows)
+    return {"machine": facts(), "tokens": len(base), "precisions": result}
