@@ -29,7 +29,7 @@ from torch import Tensor
 
 from . import __version__, sharded
 from .nested import differing
-from .parallel import ALONE, Ranks
+from .parallel import ALONE, Ranks, Shared
 
 FORMAT = 1
 STEMS = ("model", "ema", "optimizer")
@@ -97,7 +97,7 @@ class Saver:
         folder = _partial(self.root, step) / sharded.FOLDER
 
         def own() -> dict[str, Any]:
-            with _writing(self.root, step):
+            with _writing(self.root, step, tidy=False):  # others may still be at work
                 sharded.finish(writing)
                 paths = sharded.own_files(folder, self.ranks.rank)
                 return {f"{sharded.FOLDER}/{path.name}": _describe(path) for path in paths}
@@ -106,7 +106,12 @@ class Saver:
             with _writing(self.root, step):
                 _end(self.root, step, {**state, "processes": self.ranks.world}, files, self.keep)
 
-        parts = self.writers.gathered(self.writers.everywhere(own))
+        try:
+            parts = self.writers.gathered(self.writers.everywhere(own))
+        except Shared:
+            if self.ranks.rank == 0:
+                shutil.rmtree(folder.parent, ignore_errors=True)
+            raise
         files = {name: about for part in parts for name, about in part.items()}
         self.writers.once(close)
 
@@ -152,12 +157,13 @@ def _end(root: Path, step: int, state: Mapping[str, Any], files: Mapping[str, An
 
 
 @contextmanager
-def _writing(root: Path, step: int) -> Iterator[None]:
+def _writing(root: Path, step: int, tidy: bool = True) -> Iterator[None]:
     """What the disk refuses is a ValueError, and leaves no trace."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(_partial(root, step), ignore_errors=True)
+        if tidy:
+            shutil.rmtree(_partial(root, step), ignore_errors=True)
         raise ValueError(
             f"could not write checkpoint {root / name_of(step)}: {error}. Nothing was overwritten; the last complete "
             f"checkpoint is {latest(root) or 'none'}. Make room on the disk and run the same command again"

@@ -36,7 +36,7 @@ def launch(config: dict[str, Any]) -> int:
     Raises ValueError, and changes nothing, if the run there has another configuration, network or corpus.
     """
     asked = Compute(**config["compute"])
-    with parallel.join(machine.pick_device(asked.device), asked.timeout) as ranks:
+    with parallel.join(asked.device, asked.timeout) as ranks:
         console = Console(highlight=False, soft_wrap=True, quiet=ranks.rank > 0)
         outcome = run_all(config, ranks, console)
     if outcome is None:
@@ -193,11 +193,11 @@ def make_system(options: Mapping[str, Any], manifest: Manifest) -> System:
 
 
 def build(config: DenoiserConfig, seed: int, compute: Compute) -> Denoiser:
-    """The network with the weights that the seed decides, on its device."""
+    """The network with the weights that the seed decides."""
     torch.manual_seed(fold(seed, "init") >> 1)
     net = Denoiser(config)
     net.checkpoint_blocks = compute.checkpoint_blocks
-    return net.to(compute.device)
+    return net
 
 
 def identify(net: DenoiserConfig, name: str, system: System, manifest: Manifest) -> dict[str, Any]:

@@ -22,12 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import __version__
+from . import __version__, machine
 from .nested import differing
-from .net.denoiser import Rows
-from .net.head import Score
 from .options import Compute
-from .visibility import causal
 
 T = TypeVar("T")
 LINGER = 10.0
@@ -125,18 +122,16 @@ def launched() -> int:
 
 
 @contextmanager
-def join(device: torch.device, seconds: float) -> Iterator[Ranks]:
+def join(name: str, seconds: float) -> Iterator[Ranks]:
     """This process among all that the launcher started; a collective that takes longer than `seconds` ends the job.
 
-    Gloo connects CPUs and NCCL GPUs; on a GPU node each process takes the GPU of its LOCAL_RANK. A group that is there
-    already is used and left.
+    name: the device, as `machine.pick_device` takes it. Gloo connects CPUs and NCCL GPUs; on a GPU node each process
+    takes the GPU of its LOCAL_RANK. A group that is there already is used and left.
     """
     if not dist.is_initialized() and launched() == 1:
         yield ALONE
         return
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
+    device = own_device(name)
     ours = not dist.is_initialized()
     limit = timedelta(seconds=seconds)
     try:
@@ -162,6 +157,17 @@ def join(device: torch.device, seconds: float) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
+def own_device(name: str) -> torch.device:
+    """The device of this process among those of its machine."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if name.startswith(("auto", "cuda")) and torch.cuda.is_available():
+        if local >= torch.cuda.device_count():
+            raise ValueError(f"rank {_me()}: no GPU for LOCAL_RANK {local}, there are {torch.cuda.device_count()}")
+        torch.cuda.set_device(local)  # before anything else touches a GPU, which would be the first one
+        name = f"cuda:{local}"
+    return machine.pick_device(name)
+
+
 def _me() -> str:
     return str(dist.get_rank()) if dist.is_initialized() else os.environ.get("RANK", "0")
 
@@ -182,7 +188,12 @@ def code() -> str:
 
 
 def shard(net: nn.Module, compute: Compute, ranks: Ranks) -> None:
-    """Make the network ready for several processes, in place: compiled and, with FSDP, sharded, block by block."""
+    """Bring the network to its device and make it ready for several processes, in place.
+
+    It is compiled and, with FSDP, brought there and sharded block by block, so that no device holds all of it.
+    """
+    if ranks.world == 1 or compute.parallel != "fsdp":
+        net.to(compute.device)
     if ranks.world == 1:
         return
     blocks = cast(Any, net).blocks
@@ -220,13 +231,6 @@ def forget(net: nn.Module) -> None:
     """Drop gathered weights that a pass without a gradient has left, which the next pass would take for current."""
     if hasattr(net, "reshard"):
         cast(Any, net).reshard()
-
-
-def idle(net: Callable, x: Tensor, mask_id: int) -> Tensor:
-    """Zero, by a network call that scores nothing: a process whose rows lack a term keeps step with the others."""
-    nothing = Rows(slice(0, 1), x.new_empty(0))
-    score = Score(x.new_empty(0), mask_id)
-    return net(x[:1, :1], x.new_zeros(1, 1), causal(1, x.device), out=nothing, score=score).sum()
 
 
 def whole(value: Tensor) -> Tensor:

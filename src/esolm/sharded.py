@@ -27,12 +27,12 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup 
 
 
 def finish(writing: Future) -> None:
-    """Wait until all processes have written; raises ValueError if one could not."""
+    """Wait until all processes have written; raises OSError if one could not."""
     try:
         writing.result()
     except CheckpointException as error:
         rank, problem = next(iter(error.failures.items()))
-        raise ValueError(f"rank {rank}: {problem[0]}") from error
+        raise OSError(f"rank {rank}: {problem[0]}") from error
 
 
 def own_files(folder: Path, rank: int) -> list[Path]:

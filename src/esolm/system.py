@@ -87,6 +87,7 @@ class System(Protocol):
 
         valid, bool [B, L] or None for all: padding is neither seen nor scored.
         given, bool [B, L] or None for nothing: given tokens are seen and not scored.
+        In training the network is called once, whatever the rows: processes that share its weights must keep step.
         """
         ...
 

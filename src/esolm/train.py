@@ -90,41 +90,30 @@ def accumulate(
         (Randomness(key, first, batching.size), fetch(source, torch.device(compute.device), step, first, size))
         for first, size in batching.passes(ranks.rank, ranks.world)
     ]
-    counts, tokens, idle = count(system, parts, ranks)
+    counts, tokens = count(system, parts, ranks)
     nats = dict.fromkeys(counts, torch.zeros((), dtype=torch.float64, device=compute.device))
     for index, (rng, batch) in enumerate(parts):
         torch.manual_seed(fold(fold(key, "dropout"), rng.first // len(batch.x)) >> 1)
         with parallel.meeting(net, last=index == len(parts) - 1):
             with machine.autocast(batch.x.device, compute.precision):
                 terms = system.terms(net, *batch, rng=rng, train=True)
-                rest = [parallel.idle(net, batch.x, system.mask_id) for _ in range(idle[index])]
             # Gradients of several processes are averaged, and each term is a part of a mean over all of them.
-            (sum(rest, total(terms, counts)) * ranks.world).backward()
+            (total(terms, counts) * ranks.world).backward()
         for term in terms:
             nats[term.name] = nats[term.name] + term.nats.detach().double().sum() / max(counts[term.name], 1)
     return dict(zip(nats, ranks.sum([value.item() for value in nats.values()]))), tokens
 
 
-def count(
-    system: System, parts: Sequence[tuple[Randomness, Examples]], ranks: Ranks
-) -> tuple[dict[str, int], int, list[int]]:
-    """Of the global batch, the tokens of each term and of all; and how many calls each pass here makes for nothing.
-
-    A term takes one network call in a pass that has an example for it. Sharded weights are gathered in every call, so
-    that all processes must make the same number of them.
-    """
+def count(system: System, parts: Sequence[tuple[Randomness, Examples]], ranks: Ranks) -> tuple[dict[str, int], int]:
+    """Of the global batch, the tokens of each term and of all."""
     counts: Counter[str] = Counter()
-    tokens, calls = 0, []
+    tokens = 0
     for rng, batch in parts:
         mask = scored(batch)
         counts.update(system.counts(mask, rng))
         tokens += int(mask.sum())
-        if ranks.world > 1:
-            calls.append(sum(n > 0 for n in system.counts(torch.ones_like(mask), rng).values()))
     *sums, tokens = (int(n) for n in ranks.sum([*counts.values(), tokens]))
-    most = ranks.largest(calls)
-    idle = [int(n) - own for n, own in zip(most, calls)] or [0] * len(parts)
-    return dict(zip(counts, sums)), tokens, idle
+    return dict(zip(counts, sums)), tokens
 
 
 @torch.no_grad()

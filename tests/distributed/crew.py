@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -65,12 +66,14 @@ class Crew:
 def command(argv: list[str], flaw: str = "") -> tuple[int, str, str]:
     """Exit code, output and errors of an `esolm` command in this process; a flaw but `chunked` is of rank 1 only."""
     out, err = io.StringIO(), io.StringIO()
-    code, whole = parallel.code, head.WHOLE
+    code, whole, describe = parallel.code, head.WHOLE, checkpoint._describe
     if flaw == "chunked":
         head.WHOLE = 0
     elif flaw and dist.get_rank() == 1:
         if flaw == "code":
             parallel.code = lambda: "another"
+        elif flaw == "full":
+            checkpoint._describe = full
         else:
             argv = [*argv, flaw]
     try:
@@ -80,8 +83,13 @@ def command(argv: list[str], flaw: str = "") -> tuple[int, str, str]:
             except SystemExit as end:
                 status = end.code
     finally:
-        parallel.code, head.WHOLE = code, whole
+        parallel.code, head.WHOLE, checkpoint._describe = code, whole, describe
     return status, out.getvalue(), err.getvalue()
+
+
+def full(path: Path) -> None:
+    """What a disk says when there is no room."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def deadly(function: str, call: int, sleep: float) -> None:

@@ -101,6 +101,15 @@ def test_a_damaged_part_is_refused_by_all(by_two, two, data, tmp_path):
     assert results[1][1:] == ("", "")
 
 
+def test_a_full_disk_stops_all_and_leaves_no_trace(two, data, tmp_path):
+    results = two(crew.command, halfway(data, tmp_path / "run", "fsdp"), "full")
+    assert [code for code, _, _ in results] == [2, 2]
+    assert "rank 1 of 2: could not write checkpoint" in results[0][2]
+    assert "No space left on device" in results[0][2]
+    assert results[1][1:] == ("", "")
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
 def torchrun(argv: list[str], flaw: tuple, restarts: int = 0) -> subprocess.Popen:
     """Two processes, of which one has a flaw: rank, function of checkpoint.py, call, seconds (0: it dies there)."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
