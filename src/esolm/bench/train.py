@@ -85,16 +85,17 @@ def training_step(system: System, net: Denoiser, x: Tensor, precision: str) -> C
 
 
 def measure(
-    length: int, vocab_size: int, batch: int, layers: int, width: int, rounds: int, precision: str
+    names: list[str], length: int, vocab_size: int, batch: int, layers: int, width: int, rounds: int, precision: str
 ) -> dict[str, Any]:
-    """One size: seconds, ratios and predictions of every system."""
+    """One size: seconds, ratios and predictions of the named systems."""
     torch.manual_seed(0)
     config = DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)
     net = Denoiser(config)
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     x = torch.randint(0, vocab_size - 1, (batch, length))
-    systems: dict[str, System] = {k: find(n)(mask_id=vocab_size - 1, **o) for k, (n, o) in SYSTEMS.items()}
+    chosen = {name: SYSTEMS[name] for name in ("mdlm", *names)}
+    systems: dict[str, System] = {k: find(n)(mask_id=vocab_size - 1, **o) for k, (n, o) in chosen.items()}
     counter = Counter(config)
     flops = {name: predicted(system, counter, x, rounds) for name, system in systems.items()}
     steps = {name: training_step(system, net, x, precision) for name, system in systems.items()}
@@ -126,6 +127,7 @@ def run(
     rounds: int = 7,
     precision: str = "auto",
     threads: int | None = None,
+    systems: list[str] | None = None,
 ) -> dict[str, Any]:
     """A whole training step (forward, backward, AdamW) of every system, interleaved.
 
@@ -138,7 +140,11 @@ def run(
         rounds: how often each system is timed.
         precision: auto, float32 or bf16.
         threads: threads to use; PyTorch's choice by default.
+        systems: rows of the table to time, besides mdlm; all by default.
     """
+    names = list(SYSTEMS) if systems is None else systems
+    if unknown := [name for name in names if name not in SYSTEMS]:
+        raise ValueError(f"no system {unknown[0]!r} in this table: choose from {'; '.join(SYSTEMS)}")
     settle()
     keep_memory()
     if threads:
@@ -147,7 +153,8 @@ def run(
     cases = []
     for vocab_size in vocabularies or [257, 50258]:
         for length in lengths or [256, 1024]:
-            found = measure(length, vocab_size, max(tokens // length, 4), layers, width, rounds, precision)
+            batch = max(tokens // length, 4)
+            found = measure(names, length, vocab_size, batch, layers, width, rounds, precision)
             cases.append(found)
             columns = ("system", "× mdlm", "quartiles", "counted", "over", "tokens/s", "GFLOP/s")
             rows = [
