@@ -26,13 +26,20 @@ OrderNats = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def order_nats(
-    net: Denoiser, x: Tensor, sigma: Tensor, scored: Tensor, mask_id: int, valid: Tensor | None = None
+    net: Denoiser,
+    x: Tensor,
+    sigma: Tensor,
+    scored: Tensor,
+    mask_id: int,
+    valid: Tensor | None = None,
+    num_clean: Tensor | None = None,
 ) -> Tensor:
     """-log p(x^sigma(l) | x^sigma(<l)) of the scored tokens, in one two-stream pass: nats [B, L] in natural order.
 
     The scored positions must be the last valid ones of sigma, up to fill; padding comes after them. Differentiable.
+    num_clean [B]: Eso-LM (A), whose first num_clean tokens of the order see each other.
     """
-    call, place = ask_order(x, sigma, scored, mask_id, valid)
+    call, place = ask_order(x, sigma, scored, mask_id, valid, num_clean)
     return place(*together(net, [call]))
 
 
@@ -46,8 +53,7 @@ def ask_order(
 ) -> tuple[Call, Callable[[Tensor], Tensor]]:
     """What `order_nats` asks the network, and how its answer becomes nats [B, L].
 
-    Mask queries see the clean tokens before them in the order, and themselves. num_clean [B]: Eso-LM (A), whose first
-    num_clean tokens of the order see each other.
+    Mask queries see the clean tokens before them in the order, and themselves.
     """
     batch, length = x.shape
     sorted_scored = scored.gather(1, sigma)
@@ -142,8 +148,8 @@ def draw_orders(
     u, clean = (rng.at(name).uniform(examples, length).to(x.device) for name in ("order", "mask"))
     if antithetic and number % 2:
         u = torch.where(given, u, 1 - u) if given is not None else 1 - u
-    if given is not None and given_order == "ascending":
-        u = torch.where(given, torch.arange(length, device=x.device) / length, u)
+    if given_order == "ascending":
+        u = order.left_to_right(u, given)
     return order.draw(alpha_0, u, clean, valid, given)
 
 

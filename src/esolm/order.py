@@ -32,12 +32,14 @@ def groups(masked: Tensor, valid: Tensor | None, given: Tensor | None) -> Tensor
     return group if valid is None else torch.where(valid, group, PADDING)
 
 
+def left_to_right(u: Tensor, where: Tensor | None) -> Tensor:
+    """Keys in (0, 1) that keep some positions in their own order, and the others as u has them, [B, L]."""
+    return u if where is None else torch.where(where, torch.arange(u.shape[1], device=u.device) / u.shape[1], u)
+
+
 def sort(group: Tensor, u: Tensor, ascending: bool = False) -> Tensor:
     """sigma with the groups in turn, each in random order by u in (0, 1); `ascending` keeps MASKED left to right."""
-    if ascending:
-        length = group.shape[1]
-        u = torch.where(group == MASKED, torch.arange(length, device=u.device) / length, u)
-    return (group + u).argsort(-1)
+    return (group + (left_to_right(u, group == MASKED) if ascending else u)).argsort(-1)
 
 
 def draw(alpha_0: float, u: Tensor, clean: Tensor, valid: Tensor | None, given: Tensor | None) -> Tensor:

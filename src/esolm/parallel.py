@@ -136,7 +136,11 @@ def join(name: str, seconds: float) -> Iterator[Ranks]:
     limit = timedelta(seconds=seconds)
     try:
         if ours:
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=limit)
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            store, rank, world = next(dist.rendezvous("env://", timeout=limit))
+            # torchrun keeps one store over its restarts, with the addresses of processes that are dead
+            store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
         second = dist.new_group(backend="gloo", timeout=limit)
         yield Ranks(dist.get_rank(), dist.get_world_size(), device, second=second)
     except Shared:

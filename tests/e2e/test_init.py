@@ -8,20 +8,12 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from test_resume import interrupt_after
 
 import esolm
 from esolm import checkpoint, cli
 from esolm.data import prepare
 
 NET = ("--net.layers", "--net.width", "--net.heads", "--net.cond_width")
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +73,7 @@ def test_resuming_is_exact_even_when_the_weights_are_gone(home, tmp_path, monkey
     shutil.copytree(home / "first", init := tmp_path / "init")
     assert cli.main(command(home, tmp_path / "whole", init)) == 0
     with monkeypatch.context() as patch:
-        interrupt_after(patch, 6)
+        tiny.interrupt_after(patch, 6)
         assert cli.main(command(home, tmp_path / "run", init)) == 130
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     assert cli.main(tiny.command(tiny.make_data(tmp_path / "more", seed=1), tmp_path / "second")) == 0

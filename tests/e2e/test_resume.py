@@ -14,18 +14,10 @@ from pathlib import Path
 
 import pytest
 import tiny
-import torch
 
-from esolm import checkpoint, cli, train
+from esolm import checkpoint, cli
 
 SCRIPT = Path(tiny.__file__)
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +38,11 @@ def spawn(argv: list[str], function: str = "-", call: int = 0) -> subprocess.Pop
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def interrupt_after(monkeypatch, step: int, number: int = signal.SIGINT) -> None:
-    """The signal arrives in the middle of a step."""
-    original = train.accumulate
-
-    def interrupted(net, system, source, index, *rest):
-        if index == step - 1:
-            signal.raise_signal(number)
-        return original(net, system, source, index, *rest)
-
-    monkeypatch.setattr(train, "accumulate", interrupted)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_same_command_goes_on(data, whole, tmp_path, monkeypatch, capsys, number, code):
     command = tiny.command(data, tmp_path / "run")
     with monkeypatch.context() as patch:
-        interrupt_after(patch, 6, number)
+        tiny.interrupt_after(patch, 6, number)
         assert cli.main(command) == code
     assert "after step 6 of 12" in (said := capsys.readouterr().out)
     assert "Run the same command again" in said
@@ -74,7 +54,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(data, whole, tmp_path, monk
 
 def test_two_resumes_agree(data, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        interrupt_after(patch, 5)
+        tiny.interrupt_after(patch, 5)
         assert cli.main(tiny.command(data, tmp_path / "a")) == 130
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for name in "ab":
@@ -91,7 +71,7 @@ def test_exact_with_two_threads(tmp_path, monkeypatch, precision):
             "--batch.size=32", "--batch.micro=32", f"--compute.precision={precision}")  # fmt: skip
     assert cli.main(tiny.command(data, tmp_path / "whole", *more)) == 0
     with monkeypatch.context() as patch:
-        interrupt_after(patch, 2)
+        tiny.interrupt_after(patch, 2)
         assert cli.main(tiny.command(data, tmp_path / "run", *more)) == 130
     assert cli.main(tiny.command(data, tmp_path / "run", *more)) == 0
     tiny.assert_same(tmp_path / "run", tmp_path / "whole")

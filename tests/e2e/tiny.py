@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from esolm import checkpoint, cli
+from esolm import checkpoint, cli, train
 from esolm.data.manifest import Manifest, Shard, Split
 from esolm.data.tokenizer import tokenizer
 from esolm.terms import Term
@@ -37,6 +37,18 @@ def make_data(folder: Path, seed: int = 0, length: int = LENGTH) -> Path:
     ids = (text.vocab_size, text.mask_id, text.eos_id, text.bos_id)
     Manifest("random", "bytes", text.sha256, *ids, length, "wrap", splits, {}).save(folder)
     return folder
+
+
+def interrupt_after(monkeypatch, step: int, number: int = signal.SIGINT) -> None:
+    """The signal arrives in the middle of a step."""
+    original = train.accumulate
+
+    def interrupted(net, system, source, index, *rest):
+        if index == step - 1:
+            signal.raise_signal(number)
+        return original(net, system, source, index, *rest)
+
+    monkeypatch.setattr(train, "accumulate", interrupted)
 
 
 def command(data: Path, run: Path, *more: str) -> list[str]:

@@ -106,8 +106,8 @@ def test_antithetic_orders_reverse_the_diffusion_part_only() -> None:
     given, valid = torch.arange(9).expand_as(x) % 4 == 1, torch.arange(9).expand_as(x) < 8
     rng = Randomness(1, 0, 200)
     for alpha_0 in (1.0, 0.5, 0.0):
-        one, two = (draw_orders(x, alpha_0, rng, k, True, valid, given) for k in (6, 7))
-        other = draw_orders(x, alpha_0, rng, 8, True, valid, given)
+        one, two = (draw_orders(x, alpha_0, rng, k, True, valid, given, "random") for k in (6, 7))
+        other = draw_orders(x, alpha_0, rng, 8, True, valid, given, "random")
         assert not torch.equal(one, other)
         clean = rng.at("orders", 3).at("mask").uniform(rng.examples(200), 9) < alpha_0
         for a, b, c in zip(one.tolist(), two.tolist(), clean.tolist()):

@@ -60,6 +60,10 @@ class Examples(NamedTuple):
         """Uniforms of these examples for one purpose, [B, L]."""
         return rng.at(name).uniform(self.number, self.x.shape[1]).to(self.x.device)
 
+    def order_key(self, rng: Randomness) -> Tensor:
+        """What tokens of one group are sorted by, [B, L]: random, but ascending among the given, as in sampling."""
+        return order.left_to_right(self.uniform(rng, "order"), self.given)
+
     def num_clean(self, masked: Tensor) -> Tensor:
         """Tokens that are seen from the start, [B]."""
         return (~masked if self.valid is None else ~masked & self.valid).sum(1)
@@ -152,7 +156,7 @@ class System:
         scored = scored_tokens(x, valid, given)
         t = rng.at("time").times(*strata).to(x.device)
         masked, weight = self.corrupt(scored, t, batch.uniform(rng, "mask"), train)
-        sigma = order.sort(order.groups(masked, valid, given), batch.uniform(rng, "order"))
+        sigma = order.sort(order.groups(masked, valid, given), batch.order_key(rng))
         rows = masked.gather(1, sigma)
         x_sorted = x.gather(1, sigma)
         visibility = causal(length, x.device)
@@ -181,7 +185,7 @@ class System:
         x, valid, given, _ = batch
         scored = scored_tokens(x, valid, given)
         masked = mask_by_rate(scored, self.alpha_0, batch.uniform(rng, "mask"))
-        sigma = order.sort(order.groups(masked, valid, given), batch.uniform(rng, "order"), ascending=True)
+        sigma = order.sort(order.groups(masked, valid, given), batch.order_key(rng), ascending=True)
         num_clean = batch.num_clean(masked) if self.variant == "A" else None
         return Ask("sequential", *ask_order(x, sigma, masked, self.mask_id, valid, num_clean), scored)
 
@@ -189,8 +193,7 @@ class System:
         """The bound with one order per example, every token scored in one two-stream pass."""
         x, valid, given, _ = batch
         scored = scored_tokens(x, valid, given)
-        u, clean = batch.uniform(rng, "order"), batch.uniform(rng, "mask")
-        sigma = order.draw(self.alpha_0, u, clean, valid, given)
+        sigma = order.draw(self.alpha_0, batch.order_key(rng), batch.uniform(rng, "mask"), valid, given)
         return Term("any_order", order_nats(net, x, sigma, scored, self.mask_id, valid), scored)
 
     def _check_share(self, total: int) -> None:

@@ -16,7 +16,7 @@ import torch
 
 import esolm
 from distributed import crew
-from distributed.test_equal import assert_close, command
+from distributed.test_ranks_equal import assert_close, command
 from e2e import tiny
 from esolm import checkpoint, cli
 from esolm.info import describe
