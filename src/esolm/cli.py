@@ -49,6 +49,13 @@ def train(argv: Sequence[str]) -> int:
     return launch(config)
 
 
+def plan(argv: Sequence[str]) -> int:
+    """Memory, speed and traffic of a run on many GPUs: esolm plan PRESET --gpus 64 --gpu_memory 80GB."""
+    from .plan import run
+
+    return run(argv)
+
+
 def info(argv: Sequence[str]) -> int:
     """Say what a run, a checkpoint or a data folder is: esolm info FOLDER [--json]."""
     from jsonargparse import ArgumentParser
@@ -204,6 +211,7 @@ def bench(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "prepare": prepare,
     "train": train,
+    "plan": plan,
     "info": info,
     "sample": sample,
     "infill": infill,

@@ -6,6 +6,7 @@ Shapes: n sequences, L length, K orders.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from .data import Document, Loader, Manifest, Tokenizer, corpora, detokenize
 from .likelihood import is_exact, log_weights, order_function
 from .net.denoiser import Denoiser
 from .noise import scored_tokens
+from .parallel import ALONE, Ranks
 from .randomness import Randomness, fold
 
 ESTIMATORS = ("nelbo", "any-order", "iw", "jackknife")
@@ -219,23 +221,33 @@ def nelbo(
     num_draws: int = 1,
     batch_size: int = 32,
     advance: Advance = lambda done: None,
+    ranks: Ranks = ALONE,
 ) -> Score:
     """The system's own bound, the mean of num_draws draws for each sequence.
 
     The times (or numbers of masks) of all draws of all sequences are one stratified set, dealt at random. Neither the
-    batches nor their size matter.
+    batches nor their size matter, nor how many processes share the sequences.
     """
     if num_draws < 1 or batch_size < 1:
         raise ValueError(f"num_draws is {num_draws} and batch_size {batch_size}; both must be at least 1")
     total = len(sequences) * num_draws
     device = lm.net.embed.weight.device
+    mine = ranks.share(len(sequences))
+    draws = range(mine.start * num_draws, mine.stop * num_draws)
+
+    def own() -> list[tuple[str, Tensor]]:
+        found = []
+        for first in draws[::batch_size]:
+            index = torch.arange(first, min(first + batch_size, draws.stop)) // num_draws
+            rng = Randomness(fold(seed, "nelbo"), first, total)
+            for term in lm.system.terms(lm.net, *sequences.rows(index, device), rng, False):
+                found.append((term.name, term.nats.double().sum(1).cpu()))
+            advance(len(index))
+        return found
+
     found: dict[str, list[Tensor]] = {}
-    for first in range(0, total, batch_size):
-        index = torch.arange(first, min(first + batch_size, total)) // num_draws
-        rng = Randomness(fold(seed, "nelbo"), first, total)
-        for term in lm.system.terms(lm.net, *sequences.rows(index, device), rng, False):
-            found.setdefault(term.name, []).append(term.nats.double().sum(1).cpu())
-        advance(len(index))
+    for name, nats in itertools.chain(*ranks.gathered(ranks.everywhere(own))):
+        found.setdefault(name, []).append(nats)
     terms = {name: torch.cat(parts).view(-1, num_draws).mean(1) for name, parts in found.items()}
     kind = "exact" if is_exact(lm.system, sequences.given is not None) else "bound"
     nats = torch.stack(list(terms.values())).sum(0)
@@ -252,11 +264,13 @@ def weigh(
     known: Tensor | None = None,
     advance: Advance = lambda done: None,
     keep: Callable[[Tensor], None] = lambda matrix: None,
+    ranks: Ranks = ALONE,
 ) -> Tensor:
     """log p(x | sigma_k) of each sequence under K orders of its own, float64 [n, K].
 
     known: such a matrix of any number of orders, NaN where it is not known. keep: is shown the matrix whenever more of
-    it is. Order k of a sequence depends on the seed and its place alone, so K may be raised later.
+    it is. Order k of a sequence depends on the seed and its place alone, so K may be raised later, and processes may
+    share the sequences.
     """
     if num_orders < 1 or batch_size < 1:
         raise ValueError(f"num_orders is {num_orders} and batch_size {batch_size}; both must be at least 1")
@@ -268,20 +282,27 @@ def weigh(
     matrix = torch.full((n, width), math.nan, dtype=torch.float64)
     if known is not None:
         matrix[:, : known.shape[1]] = known
-    per_pass = max(1, batch_size // n)
-    for first in range(0, n, batch_size):
-        index = torch.arange(first, min(first + batch_size, n))
-        x, valid, given = sequences.rows(index, device)
-        rng = Randomness(fold(seed, "score"), first, n)
-        for start in range(0, num_orders, per_pass):
-            numbers = range(start, min(start + per_pass, num_orders))
-            block = matrix[first : first + len(index), start : numbers.stop]
-            if block.isnan().any():
-                block[:] = log_weights(nats_of, x, alpha_0, rng, numbers, antithetic, valid, given, rows=batch_size)
-                if not block.isfinite().all():
-                    raise ValueError(f"a likelihood of {sequences.name} is not finite: the weights are damaged")
-                keep(matrix)
-            advance(block.numel())
+    per_pass, mine = max(1, batch_size // n), ranks.share(n)
+
+    def own() -> Tensor:
+        for first in mine[::batch_size]:
+            index = torch.arange(first, min(first + batch_size, mine.stop))
+            x, valid, given = sequences.rows(index, device)
+            rng = Randomness(fold(seed, "score"), first, n)
+            for start in range(0, num_orders, per_pass):
+                numbers = range(start, min(start + per_pass, num_orders))
+                block = matrix[first : first + len(index), start : numbers.stop]
+                if block.isnan().any():
+                    block[:] = log_weights(nats_of, x, alpha_0, rng, numbers, antithetic, valid, given, rows=batch_size)
+                    if not block.isfinite().all():
+                        raise ValueError(f"a likelihood of {sequences.name} is not finite: the weights are damaged")
+                    keep(matrix)
+                advance(block.numel())
+        return matrix[mine.start : mine.stop]
+
+    matrix = torch.cat(ranks.gathered(ranks.everywhere(own)))
+    if ranks.world > 1:
+        keep(matrix)
     return matrix[:, :num_orders]
 
 
@@ -320,6 +341,7 @@ def score(
     seed: int = 0,
     batch_size: int = 32,
     advance: Advance = lambda done: None,
+    ranks: Ranks = ALONE,
     **work: Any,
 ) -> Score:
     """Any estimator on some sequences; where one order is all there is (ar, alpha_0 = 0) it is exact, with K = 1.
@@ -329,12 +351,12 @@ def score(
     if estimator not in ESTIMATORS:
         raise ValueError(f"no estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
     if estimator == "nelbo":
-        return nelbo(lm, sequences, seed, num_draws, batch_size, advance)
+        return nelbo(lm, sequences, seed, num_draws, batch_size, advance, ranks)
     exact = is_exact(lm.system, sequences.given is not None)
     if exact:
         num_orders, antithetic = 1, False
     pair = 2 if antithetic else 1
     if estimator == "jackknife" and not exact and num_orders < 2 * pair:
         raise ValueError(f"num_orders is {num_orders}; the jackknife needs at least {2 * pair}")
-    log_w = weigh(lm, sequences, num_orders, seed, antithetic, batch_size, advance=advance, **work)
+    log_w = weigh(lm, sequences, num_orders, seed, antithetic, batch_size, advance=advance, ranks=ranks, **work)
     return from_weights(log_w, sequences, estimator, exact, pair)

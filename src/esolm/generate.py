@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import frames, picture, show
-from .machine import keep_memory, pick_device
-from .model import Event, LanguageModel, Samples, collect, load, until
+from . import frames, parallel, picture, show
+from .machine import keep_memory, pick_device, pick_weights
+from .model import Event, LanguageModel, Samples, Speculation, collect, load, until
+from .parallel import Ranks
 
 SETTINGS = (
     "sampler", "alpha_0", "num_steps", "parallelism", "window", "given_order", "temperature", "top_p", "top_k", "seed",
@@ -89,42 +92,89 @@ def _add_common(parser: Any) -> None:
 
 def sample(options: Mapping[str, Any]) -> int:
     """`esolm sample`: texts from scratch, from one prompt, or from a file of prompts."""
-    check_files(options)
-    if options["prompt"] is not None and options["prompt_file"] is not None:
-        raise ValueError("give either --prompt or --prompt_file")
-    prompts = [{"prompt": options["prompt"] or ""}]
-    if options["prompt_file"] is not None:
-        prompts = read_prompts(Path(options["prompt_file"]))
-    records = [dict(record) for record in prompts for _ in range(options["num_samples"])]
-    lm = open_model(options)
-    texts = [record["prompt"] for record in records]
-    events = lm.stream(len(records), options["length"], prompt=texts, **settings(options))
-    samples, film = run(lm, events, len(records), options, cut=True)
+
+    def start(lm: LanguageModel) -> Start:
+        if options["prompt"] is not None and options["prompt_file"] is not None:
+            raise ValueError("give either --prompt or --prompt_file")
+        prompts = [{"prompt": options["prompt"] or ""}]
+        if options["prompt_file"] is not None:
+            prompts = read_prompts(Path(options["prompt_file"]))
+        records = [dict(record) for record in prompts for _ in range(options["num_samples"])]
+        texts = [record["prompt"] for record in records]
+        return records, functools.partial(lm.stream, len(records), options["length"], prompt=texts)
+
+    if (made := make(options, start, cut=True)) is None:
+        return 0
+    lm, samples, _, records = made
     for record, tokens in zip(records, samples.tokens, strict=True):
         rest = tokens[len(lm.tokenizer.encode(record["prompt"])) :]
         record["prediction"] = lm.tokenizer.decode(until(rest, lm.tokenizer.eos_id))
-    deliver(lm, samples, film, records, options)
+    deliver(*made, options)
     return 0
 
 
 def infill(options: Mapping[str, Any]) -> int:
     """`esolm infill`: a text with its blanks filled in."""
-    check_files(options)
     sizes = numbers(options["tokens_per_blank"], "tokens_per_blank")
-    lm = open_model(options)
     number = options["num_samples"]
-    per_blank = sizes[0] if len(sizes) == 1 else sizes
-    events = lm.infill_stream(options["text"], options["blank"], per_blank, number, **settings(options))
-    samples, film = run(lm, events, number, options, cut=False)
-    deliver(lm, samples, film, [{"given": options["text"]} for _ in range(number)], options)
+
+    def start(lm: LanguageModel) -> Start:
+        per_blank = sizes[0] if len(sizes) == 1 else sizes
+        stream = functools.partial(lm.infill_stream, options["text"], options["blank"], per_blank, number)
+        return [{"given": options["text"]} for _ in range(number)], stream
+
+    if (made := make(options, start, cut=False)) is not None:
+        deliver(*made, options)
     return 0
 
 
-def open_model(options: Mapping[str, Any]) -> LanguageModel:
-    """The model that the options name."""
-    keep_memory()
-    device = str(pick_device(options["device"]))
-    return load(options["run"], options["weights"], options["which"], device, options["precision"])
+Start = tuple[list[dict[str, Any]], Callable[..., Iterator[Event]]]
+"""A record of what is asked of each sample, and the stream that makes them."""
+Made = tuple[LanguageModel, Samples, frames.Film | None, list[dict[str, Any]]]
+
+
+def make(options: Mapping[str, Any], start: Callable[[LanguageModel], Start], cut: bool) -> Made | None:
+    """All samples; under torchrun the processes share them, and the first has the result."""
+    with parallel.join(options["device"], parallel.PATIENCE) as ranks:
+        ranks.everywhere(lambda: check_files(options))
+        precision = ranks.once(lambda: pick_weights(options["precision"], own_device(options, ranks)))
+
+        def own() -> Made:
+            if ranks.world > 1 and options["show"]:
+                raise ValueError("--show is for one process: leave it out, or start without torchrun")
+            keep_memory()
+            lm = load(options["run"], options["weights"], options["which"], str(own_device(options, ranks)), precision)
+            records, stream = start(lm)
+            if len(records) < ranks.world:
+                raise ValueError(f"{len(records)} samples for {ranks.world} processes: start no more than samples")
+            part = ranks.share(len(records))
+            events = stream(**settings(options), part=part)
+            return lm, *run(lm, events, len(part), options, cut, ranks.rank > 0), records
+
+        lm, samples, film, records = ranks.everywhere(own)
+        samples = united(ranks.gathered(samples))
+    return (lm, samples, film, records) if ranks.rank == 0 else None
+
+
+def own_device(options: Mapping[str, Any], ranks: Ranks) -> torch.device:
+    """The device of this process."""
+    return pick_device(options["device"]) if ranks.world == 1 else ranks.device
+
+
+def united(parts: list[Samples]) -> Samples:
+    """The samples of several processes as one."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def chain(name: str, of: Sequence[Any]) -> list[Any]:
+        return [value for part in of for value in getattr(part, name)]
+
+    rows = {name: chain(name, parts) for name in ("texts", "tokens", "nfe", "steps")}
+    tried = [part.speculation for part in parts if part.speculation is not None]
+    names = [field.name for field in dataclasses.fields(Speculation)]
+    passes, seconds = sum(part.passes for part in parts), max(part.seconds for part in parts)
+    speculation = Speculation(**{name: chain(name, tried) for name in names}) if tried else None
+    return Samples(**rows, passes=passes, seconds=seconds, speculation=speculation)
 
 
 def settings(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +227,7 @@ def check_files(options: Mapping[str, Any]) -> None:
 
 
 def run(
-    lm: LanguageModel, events: Iterator[Event], number: int, options: Mapping[str, Any], cut: bool
+    lm: LanguageModel, events: Iterator[Event], number: int, options: Mapping[str, Any], cut: bool, quiet: bool = False
 ) -> tuple[Samples, frames.Film | None]:
     """Generate, showing what is asked for; the samples, and a film of the first if a picture or a show needs one."""
     meter, reels = frames.Meter(), list[list[frames.Film]]()
@@ -187,7 +237,7 @@ def run(
     if options["show"]:
         console = Console(stderr=options["json"], highlight=False)
         events = show.animate(events, reels, lm.tokenizer, meter, console)
-    else:
+    elif not quiet:
         events = bar(events, number, meter)
     samples = collect(lm, events, cut)
     return dataclasses.replace(samples, seconds=meter.seconds), reels[0][0] if reels else None

@@ -172,6 +172,7 @@ class LanguageModel:
         top_k: int | None = None,
         seed: int = 0,
         batch_size: int = 32,
+        part: range | None = None,
     ) -> Iterator[Event]:
         """`sample` as it happens: what each step committed.
 
@@ -179,7 +180,7 @@ class LanguageModel:
         one for each. tokens: given token ids by position and None elsewhere, one row for each sample, instead of a
         prompt. alpha_0, num_steps (T), sampler and order may differ from training. window: tokens drawn ahead of a
         speculative pass; None adapts it. given_order: the order among the given tokens, random or ascending. seed:
-        decides everything, for each sample alone: batches do not matter.
+        decides everything, for each sample alone: batches do not matter. part: make only these of the samples.
         """
         rows = self._rows(num_samples, length, prompt, tokens)
         if batch_size < 1:
@@ -190,9 +191,10 @@ class LanguageModel:
             "window": window, "draw": Draw(temperature, top_p, top_k),
         }  # fmt: skip
         batches, longest = [], max(map(len, rows))
-        for first in range(0, num_samples, batch_size):
+        part = range(num_samples) if part is None else part
+        for first in part[::batch_size]:
             rng = Randomness(fold(seed, "sample"), first, num_samples)
-            request = self._request(rows[first : first + batch_size], longest, settings)
+            request = self._request(rows[first : min(first + batch_size, part.stop)], longest, settings)
             batches.append((request, self.system.plan(request, rng), rng))  # wrong requests fail before any work
         return self._run(batches)
 

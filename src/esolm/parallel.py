@@ -27,6 +27,8 @@ from .nested import differing
 from .options import Compute
 
 T = TypeVar("T")
+PATIENCE = 3600.0
+"""Seconds that a process waits for the others where work is split once, as in scoring and sampling."""
 LINGER = 10.0
 """Seconds that a survivor waits before it ends, so that the launcher sees first, and names, the process that died."""
 
@@ -85,6 +87,10 @@ class Ranks:
         box = [found]
         dist.broadcast_object_list(box, group=self.group)
         return cast(T, box[0])
+
+    def share(self, total: int) -> range:
+        """Which of so many things are of this process."""
+        return range(total * self.rank // self.world, total * (self.rank + 1) // self.world)
 
     def gathered(self, value: T) -> list[T]:
         """The values of all processes, by rank."""

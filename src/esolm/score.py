@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +22,13 @@ from rich.table import Table
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import functional as F
 
-from . import evaluate, folder, machine
+from . import evaluate, folder, machine, parallel
 from .likelihood import is_exact, log_weights, name_of, order_function
 from .model import LanguageModel, load, with_alpha_0
 from .nested import differing
+from .parallel import ALONE, Ranks
 from .randomness import Randomness, fold
 
 EVERY = 60.0
@@ -127,28 +131,46 @@ def parser(word: str) -> Any:
 
 
 def score(run: str, corpora: list[str], **options: Any) -> int:
-    """Score each corpus, and print a table or JSON."""
+    """Score each corpus, and print a table or JSON. Under torchrun the processes share the sequences."""
     o = Scoring(**options)
-    lm = open_model(run, o.device, o.alpha_0, o.weights)
+    with parallel.join(o.device, parallel.PATIENCE) as ranks:
+        records = ranks.everywhere(lambda: prepare(run, corpora, o, ranks))()
+    if ranks.rank == 0:
+        if o.json:
+            print(json.dumps(records, indent=1, allow_nan=False))
+        else:
+            show(records)
+    return 0
+
+
+def prepare(run: str, corpora: list[str], o: Scoring, ranks: Ranks) -> Callable[[], list[dict[str, Any]]]:
+    """Read everything; what is returned does the scoring, and gives a record of each corpus."""
+    lm = open_model(run, o.device if ranks.world == 1 else str(ranks.device), o.alpha_0, o.weights)
     reading: dict[str, Any] = {key: getattr(o, key) for key in ("split", "length", "num_sequences", "field")}
     texts = [evaluate.read(lm, spec, **reading, detokenizer=o.detokenizer) for spec in corpora]
+    about = identity(lm, texts, o) if o.work or ranks.world > 1 else {}
+    files = Work(o.work, about, ranks)
+
+    def work_all() -> list[dict[str, Any]]:
+        ranks.agree(about)
+        with files as work:
+            return [score_one(lm, sequences, o, work, i, ranks) for i, sequences in enumerate(texts)]
+
+    return work_all
+
+
+def score_one(
+    lm: LanguageModel, sequences: evaluate.Sequences, o: Scoring, work: Work, i: int, ranks: Ranks
+) -> dict[str, Any]:
+    """The record of corpus i."""
     settings: dict[str, Any] = {key: getattr(o, key) for key in ("antithetic", "num_draws", "seed", "batch_size")}
-    records = []
-    with Work(o.work, identity(lm, texts, o) if o.work else {}) as work:
-        for i, sequences in enumerate(texts):
-            start, more = time.perf_counter(), dict[str, Any]()
-            total = len(sequences) * o.num_draws
-            if o.estimator != "nelbo":
-                total = len(sequences) * (1 if is_exact(lm.system, sequences.given is not None) else o.orders)
-                more = {"known": work.known(i), "keep": work.keeper(i)}
-            with bar(sequences.name, total) as advance:
-                found = evaluate.score(lm, sequences, o.estimator, o.orders, advance=advance, **settings, **more)
-            records.append({**found.record(), "seconds": time.perf_counter() - start})
-    if o.json:
-        print(json.dumps(records, indent=1, allow_nan=False))
-    else:
-        show(records)
-    return 0
+    start, each = time.perf_counter(), o.num_draws
+    if o.estimator != "nelbo":
+        each = 1 if is_exact(lm.system, sequences.given is not None) else o.orders
+        settings |= {"known": work.known(i), "keep": work.keeper(i)}
+    with bar(sequences.name, len(ranks.share(len(sequences))) * each, ranks.rank > 0) as advance:
+        found = evaluate.score(lm, sequences, o.estimator, o.orders, advance=advance, ranks=ranks, **settings)
+    return {**found.record(), "seconds": time.perf_counter() - start}
 
 
 def open_model(run: str, device: str, alpha_0: float | None, weights: str = "ema") -> LanguageModel:
@@ -158,11 +180,11 @@ def open_model(run: str, device: str, alpha_0: float | None, weights: str = "ema
 
 
 @contextmanager
-def bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
+def bar(name: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr, on a terminal only."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task(name, total=total)
         yield lambda done: progress.advance(task, done)
 
@@ -196,26 +218,39 @@ def _number(value: float | None) -> str:
 
 
 class Work:
-    """Log-weights on disk, written whole or not at all, of one model, data and seed."""
+    """Log-weights on disk, written whole or not at all, of one model, data and seed.
 
-    def __init__(self, path: str | None, identity: dict[str, Any]) -> None:
-        self.path, self.identity = None if path is None else Path(path), identity
+    Each of several processes keeps what it finds in a part of its own; at the end, or by the next command, whatever its
+    number of processes, the parts become one file.
+    """
+
+    def __init__(self, path: str | None, identity: dict[str, Any], ranks: Ranks = ALONE) -> None:
+        self.path, self.identity, self.ranks = None if path is None else Path(path), identity, ranks
         self.matrices: dict[str, Tensor] = {}
         self.changed, self.saved = False, time.monotonic()
-        if self.path is not None and self.path.exists():
-            self._read(self.path)
+        for file in self.files():
+            self._read(file)
+
+    def files(self) -> list[Path]:
+        """The file and its parts, as many as there are."""
+        if self.path is None:
+            return []
+        parts = sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.part-*"))
+        return [file for file in (self.path, *parts) if file.exists()]
 
     def _read(self, path: Path) -> None:
         try:
             with safe_open(path, "pt") as file:
                 theirs = json.loads((file.metadata() or {})["identity"])
-                self.matrices = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                matrices = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError) as error:
             raise ValueError(f"{path} is no work file of esolm score ({error}): give another --work") from error
         pairs = differing(theirs, self.identity).items()
         if pairs:
             other = "; ".join(f"{key} is {a!s:.12} there and {b!s:.12} here" for key, (a, b) in pairs)
             raise ValueError(f"{path} is of another model, data or seed: {other}. Give another --work, or remove it")
+        for key, matrix in matrices.items():
+            self.matrices[key] = _united(self.matrices.get(key, matrix), matrix)
 
     def known(self, index: int) -> Tensor | None:
         """What is known of one corpus."""
@@ -227,9 +262,13 @@ class Work:
         def keep(matrix: Tensor) -> None:
             self.matrices[str(index)], self.changed = matrix, True
             if self.path is not None and time.monotonic() - self.saved >= EVERY:
-                self.save(self.path)
+                self.save(self.own(self.path))
 
         return keep
+
+    def own(self, path: Path) -> Path:
+        """The file of this process while others work too."""
+        return path if self.ranks.world == 1 else path.with_name(f"{path.name}.part-{self.ranks.rank}")
 
     def save(self, path: Path) -> None:
         """Write everything under another name, then rename it."""
@@ -247,8 +286,24 @@ class Work:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.path is not None and self.changed:
-            self.save(self.path)
+        if self.path is None:
+            return
+        if error is not None:
+            if self.changed:
+                self.save(self.own(self.path))
+        elif self.ranks.rank == 0:  # every process has everything now
+            parts = [file for file in self.files() if file != self.path]
+            if self.changed or parts:
+                self.save(self.path)
+            for part in parts:
+                part.unlink()
+
+
+def _united(one: Tensor, other: Tensor) -> Tensor:
+    """What either of two matrices knows, [n, K]."""
+    width = max(one.shape[1], other.shape[1])
+    one, other = (F.pad(t, (0, width - t.shape[1]), value=math.nan) for t in (one, other))
+    return torch.where(one.isnan(), other, one)
 
 
 def identity(lm: LanguageModel, texts: list[evaluate.Sequences], o: Scoring) -> dict[str, Any]:

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from esolm import cli
-from esolm.bench import draw, latency, precision, sample
+from esolm.bench import draw, latency, precision, sample, train, weak
 from esolm.bench.naive import Naive, multinomial, sorted_nucleus
+from esolm.bench.plain import Plain
 from esolm.draw import Draw
 from esolm.likelihood import order_nats
-from esolm.net.denoiser import Rows
+from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
 from esolm.net.fold import Folded, fold
+from esolm.randomness import Randomness
 from esolm.system import find
 from esolm.visibility import by_order
 from property import toy
@@ -113,6 +115,7 @@ def test_a_sample_that_ends_too_early_says_so() -> None:
 
 
 SMALL = ("--vocab_size=50", "--rounds=2")
+STEP = ("--vocabularies=[50]", "--lengths=[16]", "--tokens=64", "--layers=1", "--width=64", "--rounds=2")
 
 
 @pytest.mark.usefixtures("bf16")
@@ -124,6 +127,9 @@ SMALL = ("--vocab_size=50", "--rounds=2")
          {"steps", "by_context", "by_parallelism", "gemm_gflops", "context"}),
         (["sample", *SMALL, "--layers=1", "--width=64", "--lengths=[256]", "--batches=[1,2]", "--places=1",
           "--mdlm_tokens=256"], {"cases"}),
+        (["start", *SMALL, "--layers=1", "--width=64", "--length=8", "--num_steps=4"], {"seconds"}),
+        (["train", *STEP, "--plain=true", "--systems=['mdlm']"], {"precision", "cases"}),
+        (["train", *STEP, "--distributed=2"], {"precision", "processes", "cases"}),
     ],
     ids=lambda v: v[0] if isinstance(v, list) else "",
 )  # fmt: skip
@@ -167,3 +173,29 @@ def test_kl_and_nats_of_low_precision() -> None:
     kl, nats = precision.compare(found, precision.log_probabilities(fold(net), x, sigma, V - 1), x.gather(1, sigma)[0])
     torch.testing.assert_close(nats, expected, rtol=1e-9, atol=1e-9)
     assert kl.abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("name", train.SYSTEMS)
+def test_the_plain_twin_has_the_same_loss_and_gradient(name: str) -> None:
+    kind, options = train.SYSTEMS[name]
+    config = DenoiserConfig(V, 32, 2, 16, 2, 4, dropout=0.0)
+    net, twin = Denoiser(config).double(), Plain(config).double()
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    twin.load_state_dict(net.state_dict())
+    system, x = find(kind)(mask_id=V - 1, **options), torch.randint(0, V - 1, (4, 32))
+    found = []
+    for each in (net, twin):
+        terms = system.terms(each, x, None, None, Randomness(1, 0, 4), True)
+        torch.stack([term.nats.sum() for term in terms]).sum().backward()
+        found.append([*(term.nats for term in terms), *(p.grad for p in each.parameters() if p.grad is not None)])
+    assert len(found[0]) > 10
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_weak_scaling_times_every_mode() -> None:
+    config = DenoiserConfig(V, 16, 2, 16, 2, 4, dropout=0.0)
+    found = weak.seconds_by_mode(2, config, 4, 3, "float32")
+    assert {name: len(times) for name, times in found.items()} == {"alone": 3, "ddp": 3, "fsdp": 3}
+    assert min(min(times) for times in found.values()) > 0

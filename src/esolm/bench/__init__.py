@@ -13,6 +13,7 @@ NAMES = {
     "draw": "tokens from logits, beside softmax + multinomial and a sort",
     "precision": "KL to float32 and perplexity of a trained model in bf16 and int8",
     "likelihood": "all conditionals of an order in one pass, beside a plain forward pass and beside L passes",
+    "start": "a new process from the shell to its first sample, and where the time goes",
     "gpt2": "our ar beside a transformers GPT-2 of equal size, data order and tokens",
     "speculative": "passes, acceptance and time of speculative sampling, beside one token at a time",
     "machine": "matrix products and memory reads: the limits that the others are held against",

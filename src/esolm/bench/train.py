@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..counting import count
 from ..machine import autocast, keep_memory, pick_precision, settle
-from ..net.denoiser import Denoiser, DenoiserConfig, Rows
+from ..net.denoiser import Denoiser, DenoiserConfig
 from ..randomness import Randomness, fold
 from ..system import System, find
 from ..terms import total
-from ..visibility import Packed, Part, Visibility
+from . import weak
 from .machine import limits
+from .plain import Plain, peak
 from .report import facts, table
 from .timing import interleaved, ratio, summary
 
@@ -32,40 +34,6 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "esolm (A), alpha_0 0.5": ("esolm", {"alpha_0": 0.5, "variant": "A"}),
     "esolm any_order, alpha_0 0.5": ("esolm", {"alpha_0": 0.5, "loss": "any_order"}),
 }
-
-
-class Counter(Denoiser):
-    """A network that counts the operations of its forward passes instead of doing them."""
-
-    flops = 0.0
-
-    def forward(  # type: ignore[override]
-        self, tokens: Tensor, position: Tensor, visibility: Visibility | Packed, *, out: Rows, **rest: Any
-    ) -> Tensor:
-        c = self.config
-        fed = tokens.shape[0] * tokens.shape[1]
-        asked = out.index.numel() if out.index is not None else tokens.shape[0] * (out.span.stop - out.span.start)
-        whole = () if isinstance(visibility, Packed) else (Part(tokens.shape[0], visibility, out.span),)
-        pairs = last = 0.0
-        for batch, seen, span in visibility.parts if isinstance(visibility, Packed) else whole:
-            copies = batch // seen.rank.shape[0]
-            pairs += float(seen.dense().sum()) * copies
-            last += float(seen.dense(span).sum()) * copies
-        per_row = 2 * c.width**2 * (4 + 2 * c.mlp_ratio)
-        past = 2 * c.width**2 * 2
-        self.flops += (c.layers - 1) * (fed * per_row + 4 * c.width * pairs)
-        self.flops += fed * past + asked * (per_row - past) + 4 * c.width * last
-        self.flops += asked * 2 * c.width * c.vocab_size
-        return self.head.weight.new_zeros(asked)
-
-
-def predicted(system: System, net: Counter, x: Tensor, rounds: int) -> float:
-    """Mean forward operations of a training step over the draws that will be timed."""
-    net.flops = 0.0
-    with torch.no_grad():
-        for i in range(rounds):
-            system.terms(net, x, None, None, Randomness(fold(1, i), 0, len(x)), True)
-    return net.flops / rounds
 
 
 def training_step(system: System, net: Denoiser, x: Tensor, precision: str) -> Callable[[int], None]:
@@ -96,8 +64,7 @@ def measure(
     x = torch.randint(0, vocab_size - 1, (batch, length))
     chosen = {name: SYSTEMS[name] for name in ("mdlm", *names)}
     systems: dict[str, System] = {k: find(n)(mask_id=vocab_size - 1, **o) for k, (n, o) in chosen.items()}
-    counter = Counter(config)
-    flops = {name: predicted(system, counter, x, rounds) for name, system in systems.items()}
+    flops = {name: count(system, x, rounds).flops(config) for name, system in systems.items()}
     steps = {name: training_step(system, net, x, precision) for name, system in systems.items()}
     # Each step is held against a step of mdlm just before it: the machine's speed drifts within a round.
     pairs = ({f"mdlm, {name}": steps["mdlm"], name: step} for name, step in steps.items())
@@ -105,12 +72,12 @@ def measure(
     rows = {}
     for name in systems:
         times, against = summary(seconds[name]), ratio(seconds[name], seconds[f"mdlm, {name}"])
-        count = flops[name] / flops["mdlm"]
+        counted = flops[name] / flops["mdlm"]
         rows[name] = {
             "ratio_to_mdlm": round(against.median, 3),
             "quartiles": [round(against.low, 3), round(against.high, 3)],
-            "predicted_ratio": round(count, 3),
-            "over_prediction": round(against.median / count, 3),
+            "predicted_ratio": round(counted, 3),
+            "over_prediction": round(against.median / counted, 3),
             "seconds": round(times.median, 4),
             "tokens_per_second": round(batch * length / times.median),
             "gflops": round(3 * flops[name] / times.median / 1e9, 1),
@@ -128,6 +95,8 @@ def run(
     precision: str = "auto",
     threads: int | None = None,
     systems: list[str] | None = None,
+    plain: bool = False,
+    distributed: int | None = None,
 ) -> dict[str, Any]:
     """A whole training step (forward, backward, AdamW) of every system, interleaved.
 
@@ -141,7 +110,11 @@ def run(
         precision: auto, float32 or bf16.
         threads: threads to use; PyTorch's choice by default.
         systems: rows of the table to time, besides mdlm; all by default.
+        plain: instead, each system beside its plain twin, and the peak memory of both.
+        distributed: instead, weak scaling: so many processes of one thread, each with `tokens`, beside one of them.
     """
+    if distributed is not None:
+        return run_distributed(distributed, lengths or [256], vocabularies or [257], tokens, layers, width, rounds)
     names = list(SYSTEMS) if systems is None else systems
     if unknown := [name for name in names if name not in SYSTEMS]:
         raise ValueError(f"no system {unknown[0]!r} in this table: choose from {'; '.join(SYSTEMS)}")
@@ -150,6 +123,8 @@ def run(
     if threads:
         torch.set_num_threads(threads)
     precision = pick_precision(precision, torch.device("cpu"))
+    if plain:
+        return run_plain(names, lengths or [256], vocabularies or [50258], tokens, layers, width, rounds, precision)
     cases = []
     for vocab_size in vocabularies or [257, 50258]:
         for length in lengths or [256, 1024]:
@@ -164,3 +139,76 @@ def run(
             ]  # fmt: skip
             table(f"L = {length}, V = {vocab_size}, {layers} x {width}, {precision}", columns, rows)
     return {"machine": facts(), "limits": limits(), "precision": precision, "cases": cases}
+
+
+def run_plain(
+    names: list[str],
+    lengths: list[int],
+    vocabularies: list[int],
+    tokens: int,
+    layers: int,
+    width: int,
+    rounds: int,
+    precision: str,
+) -> dict[str, Any]:
+    """Seconds and bytes of each system's step beside those of its plain float32 twin."""
+    cases = []
+    for vocab_size in vocabularies:
+        for length in lengths:
+            batch = max(tokens // length, 4)
+            config = DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)
+            x, rows = torch.randint(0, vocab_size - 1, (batch, length)), {}
+            for name in names:
+                kind, options = SYSTEMS[name]
+                system = find(kind)(mask_id=vocab_size - 1, **options)
+                ours = training_step(system, Denoiser(config), x, precision)
+                twin = training_step(system, Plain(config), x, "float32")
+                seconds = interleaved({"ours": ours, "plain": twin}, rounds)
+                against = ratio(seconds["plain"], seconds["ours"])
+                bytes_used = [peak(config, kind, options, batch, precision, plain) for plain in (False, True)]
+                rows[name] = {
+                    "times_faster": round(against.median, 3),
+                    "quartiles": [round(against.low, 3), round(against.high, 3)],
+                    "peak_bytes": round(bytes_used[0]),
+                    "plain_peak_bytes": round(bytes_used[1]),
+                }
+            cases.append({"length": length, "vocab_size": vocab_size, "batch": batch, "systems": rows})
+            lines = [
+                (name, r["times_faster"], "{:.2f}-{:.2f}".format(*r["quartiles"]), r["peak_bytes"] / 1e9,
+                 r["plain_peak_bytes"] / 1e9)
+                for name, r in rows.items()
+            ]  # fmt: skip
+            columns = ("system", "× faster than plain", "quartiles", "peak, GB", "plain, GB")
+            table(f"L = {length}, V = {vocab_size}, {layers} x {width}, {precision}", columns, lines)
+    return {"machine": facts(), "precision": precision, "cases": cases}
+
+
+def run_distributed(
+    world: int, lengths: list[int], vocabularies: list[int], tokens: int, layers: int, width: int, rounds: int
+) -> dict[str, Any]:
+    """Tokens per second of all processes over those of one, for esolm at alpha_0 = 0.5."""
+    if world < 2:
+        raise ValueError(f"distributed is {world}; it must be at least 2 processes")
+    cases = []
+    for vocab_size in vocabularies:
+        for length in lengths:
+            batch = max(tokens // length, 4)
+            config = DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)
+            seconds = weak.seconds_by_mode(world, config, batch, rounds, "float32")
+            rows = {}
+            for mode in weak.MODES:
+                against, times = ratio(seconds["alone"], seconds[mode]), summary(seconds[mode])
+                rows[mode] = {
+                    "speedup": round(world * against.median, 3),
+                    "quartiles": [round(world * against.low, 3), round(world * against.high, 3)],
+                    "tokens_per_second": round(world * batch * length / times.median),
+                }
+            alone = round(batch * length / summary(seconds["alone"]).median)
+            cases.append({"length": length, "vocab_size": vocab_size, "batch": batch, "alone": alone, "modes": rows})
+            lines = [
+                (mode, r["speedup"], "{:.2f}-{:.2f}".format(*r["quartiles"]), r["tokens_per_second"])
+                for mode, r in rows.items()
+            ]
+            title = f"L = {length}, V = {vocab_size}, {layers} x {width}: {world} processes over 1, one thread each"
+            table(title, ("mode", "speedup", "quartiles", "tokens/s"), lines)
+    return {"machine": facts(), "precision": "float32", "processes": world, "cases": cases}

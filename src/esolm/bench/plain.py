@@ -1,0 +1,82 @@
+"""The training step's plain twin: a dense mask for every pattern, each input in a pass of its own, logits everywhere.
+
+It feeds no row that ours does not feed, so that of Eso-LM it is kinder than the authors' step, which also feeds the
+clean tokens of z.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import resource
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..machine import autocast, keep_memory, settle
+from ..net.denoiser import Denoiser, DenoiserConfig, Rows, modulate, modulated_norm, rotary_table
+from ..net.head import Score
+from ..randomness import Randomness, fold
+from ..system import find
+from ..terms import token_nats, total
+from ..visibility import Packed, Visibility
+
+
+class Plain(Denoiser):
+    """The same network, without any of the shortcuts."""
+
+    def forward(  # type: ignore[override]
+        self, tokens: Tensor, position: Tensor, visibility: Visibility | Packed, *, out: Rows, score: Score, **rest: Any
+    ) -> Tensor:
+        """The nats of the rows `out`."""
+        if isinstance(visibility, Packed):
+            shapes = [(part.batch, part.visibility.rank.shape[1]) for part in visibility.parts]
+            sizes = [batch * slots for batch, slots in shapes]
+            inputs = zip(tokens[0].split(sizes), position[0].split(sizes), shapes, visibility.parts, strict=True)
+            logits = torch.cat([self.everywhere(t.view(s), p.view(s), v.visibility) for t, p, s, v in inputs])
+        else:
+            logits = self.everywhere(tokens, position, visibility)
+        logits = logits.view(*tokens.shape, -1)
+        nats = token_nats(out.select(logits).flatten(0, -2), score.target, score.exclude)
+        return nats if score.weight is None else nats * score.weight
+
+    def everywhere(self, tokens: Tensor, position: Tensor, visibility: Visibility) -> Tensor:
+        """Logits of all slots, [B * N, V]."""
+        h, cond = self.embed(tokens), self.condition(None)
+        rotary = rotary_table(position, self.config, h.dtype)
+        visibility = replace(visibility, kind="labels")
+        for block in self.blocks:
+            h = block(h, cond, rotary, visibility)
+        return self.head(modulated_norm(h, self.norm, *modulate(self, cond, 2))).flatten(0, 1)
+
+
+def peak(config: DenoiserConfig, name: str, options: dict[str, Any], batch: int, precision: str, plain: bool) -> float:
+    """Bytes that two training steps add to a new process at its highest, weights and AdamW's state included."""
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=_peak, args=(queue, config, name, options, batch, precision, plain))
+    process.start()
+    found = queue.get(timeout=600)
+    process.join()
+    return found
+
+
+def _peak(
+    queue: Any, config: DenoiserConfig, name: str, options: dict[str, Any], batch: int, precision: str, plain: bool
+) -> None:
+    settle()
+    keep_memory()
+    x = torch.randint(0, config.vocab_size - 1, (batch, config.length))
+    system = find(name)(mask_id=config.vocab_size - 1, **options)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    net = (Plain if plain else Denoiser)(config)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-6, fused=True)
+    for i in range(2):
+        rng = Randomness(fold(1, i), 0, batch)
+        with autocast(x.device, "float32" if plain else precision):
+            terms = system.terms(net, x, None, None, rng, True)
+        total(terms, system.counts(torch.ones_like(x) > 0, rng)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    queue.put(1024.0 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))

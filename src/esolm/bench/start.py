@@ -1,0 +1,88 @@
+"""From the shell to text: how long a new process needs to load a model and print its first sample, and for what."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import models
+
+from .. import folder
+from ..data.tokenizer import from_json
+from ..machine import settle
+from ..system import find
+from .latency import network
+from .report import facts, table
+
+PHASES = ("start Python", "import torch", "import esolm", "load", "sample")
+SCRIPT = """
+import sys, time
+times = [time.time()]
+def mark(): times.append(time.time())
+import torch; mark()
+import esolm; mark()
+lm = esolm.load(sys.argv[1], precision=sys.argv[2]); mark()
+lm.sample(1, int(sys.argv[3]), alpha_0=1.0, num_steps=int(sys.argv[4])); mark()
+print(*times)
+"""
+
+
+def run(
+    layers: int = 12,
+    width: int = 768,
+    vocab_size: int = 50258,
+    length: int = 256,
+    num_steps: int = 64,
+    rounds: int = 5,
+    precision: str = "float32",
+) -> dict[str, Any]:
+    """A model on the disk, in the page cache, and new processes that sample from it.
+
+    Args:
+        layers: blocks of the network.
+        width: width of the network, a multiple of 64.
+        vocab_size: ids, the mask included.
+        length: tokens of the sample.
+        num_steps: steps of the sample.
+        rounds: new processes.
+        precision: float32, bf16, int8 or auto.
+    """
+    settle()
+    found: dict[str, list[float]] = {name: [] for name in (*PHASES, "esolm sample")}
+    with tempfile.TemporaryDirectory() as home:
+        model = Path(home, "model")
+        model.mkdir()
+        write(model, layers, width, vocab_size, length)
+        arguments = (str(model), precision, str(length), str(num_steps))
+        options = (f"--precision={precision}", f"--length={length}", f"--num_steps={num_steps}", "--alpha_0=1")
+        for i in range(rounds + 1):
+            start = time.time()
+            done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
+            marks = [start, *map(float, done.stdout.split())]
+            begin = time.time()
+            command = [sys.executable, "-m", "esolm", "sample", str(model), *options]
+            subprocess.run(command, capture_output=True, check=True)
+            if i:  # the first round brings files into memory
+                found["esolm sample"].append(time.time() - begin)
+                for name, one, two in zip(PHASES, marks, marks[1:], strict=False):
+                    found[name].append(two - one)
+    seconds = {name: round(statistics.median(times), 3) for name, times in found.items()}
+    table(f"seconds of a new process, {layers} x {width}, {precision}", ("phase", "seconds"), list(seconds.items()))
+    return {"machine": facts(), "seconds": seconds}
+
+
+def write(model: Path, layers: int, width: int, vocab_size: int, length: int) -> None:
+    """A model with random weights and a vocabulary of numbers."""
+    words = {f"w{i}": i for i in range(vocab_size - 1)}
+    core = tokenizers.Tokenizer(models.WordLevel(words, unk_token="w0"))
+    system = find("esolm")(alpha_0=1.0, mask_id=vocab_size - 1)
+    text = from_json(core.to_str(), "numbers")
+    if text.vocab_size != vocab_size:
+        raise ValueError(f"vocab_size is {vocab_size}; the vocabulary has {text.vocab_size}")
+    folder.write(model, network(layers, width, vocab_size, length), system, text)

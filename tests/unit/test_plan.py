@@ -1,0 +1,141 @@
+"""`esolm plan`: its figures are those of small runs that are measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from esolm import cli, plan
+from esolm.counting import count
+from esolm.learner import Learner
+from esolm.machine import autocast
+from esolm.net.denoiser import Denoiser, DenoiserConfig
+from esolm.options import Batching, Compute, Optim
+from esolm.randomness import Randomness, fold
+from esolm.system import find
+from esolm.terms import total
+
+V = 64
+SYSTEMS = {"esolm": {"alpha_0": 0.5}, "mdlm": {}, "bd3lm": {"block_size": 16}, "ar": {}}
+
+
+def sizes(**more: Any) -> DenoiserConfig:
+    return DenoiserConfig(**({"vocab_size": V, "length": 64, "layers": 4, "width": 64, "heads": 2} | more))
+
+
+def made(name: str, **options: Any) -> Any:
+    cls = find(name)
+    ids = {f.name: V - 1 for f in dataclasses.fields(cls) if f.name in plan.FROM_DATA}
+    return cls(**{**SYSTEMS[name], **options, **ids})
+
+
+def kept(net: Denoiser, system: Any, x: Tensor, precision: str) -> int:
+    """Bytes of all tensors that the backward pass needs, the parameters apart."""
+    own = {p.untyped_storage().data_ptr() for p in net.parameters()}
+    storages: dict[int, Tensor] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = t
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), autocast(x.device, precision):
+        system.terms(net, x, None, None, Randomness(fold(1, 0), 0, len(x)), True)
+    return sum(t.untyped_storage().nbytes() for t in storages.values())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_activations_are_what_a_pass_keeps(name: str, dropout: float) -> None:
+    config = sizes(dropout=dropout)
+    found = kept(Denoiser(config), system := made(name), x := torch.randint(0, V - 1, (8, 64)), "float32")
+    work = count(system, x, 1)
+    compute = Compute(precision="float32")
+    planned = plan.activations(config, work, compute) + 2 / 3 * plan.head_bytes(config, work, compute)
+    assert planned == pytest.approx(found, rel=0.1)
+
+
+def test_activations_in_bf16(bf16: None) -> None:
+    config = sizes(width=128)
+    found = kept(Denoiser(config), system := made("esolm"), x := torch.randint(0, V - 1, (8, 64)), "bf16")
+    work, compute = count(system, x, 1), Compute(precision="bf16")
+    cast = 2 * plan.parameters(config)[0]  # weights in bf16 are kept too
+    planned = plan.activations(config, work, compute) + plan.head_bytes(config, work, compute) * 2 / 3 + cast
+    assert planned == pytest.approx(found, rel=0.1)
+
+
+def test_states_are_what_a_learner_holds() -> None:
+    config = sizes()
+    net = Denoiser(config)
+    learner, system = Learner(net, Optim()), made("esolm")
+    x = torch.randint(0, V - 1, (8, 64))
+    rng = Randomness(1, 0, 8)
+    total(system.terms(net, x, None, None, rng, True), system.counts(torch.ones_like(x) > 0, rng)).backward()
+    gradients = sum(p.grad.nbytes for p in net.parameters() if p.grad is not None)
+    learner.update(1e-3, 1)
+    moments = sum(t.nbytes for state in learner.optimizer.state.values() for t in state.values() if t.dim())
+    weights = sum(p.nbytes for p in net.parameters())
+    average = sum(t.nbytes for t in learner.ema.state(net).values())
+    found = plan.memory(config, count(system, x, 1), Compute(precision="float32"), 1)
+    assert (found.weights, found.gradients, found.moments, found.average) == (weights, gradients, moments, average)
+    assert found.gathered == 0
+    assert plan.parameters(config)[0] * 4 == weights
+
+
+def test_sharding_divides_what_it_shards() -> None:
+    config, work = sizes(), count(made("mdlm"), torch.zeros(4, 64, dtype=torch.long), 1)
+    whole, parts = (
+        plan.memory(config, work, Compute(precision="float32", parallel=kind), 8) for kind in ("ddp", "fsdp")
+    )
+    assert parts.moments == pytest.approx(whole.moments / 8)
+    assert parts.activations == whole.activations
+    assert whole.gathered == whole.gradients
+    offloaded = plan.memory(config, work, Compute(precision="float32", parallel="fsdp", offload=True), 8)
+    assert offloaded.moments == offloaded.weights == 0
+    ddp, fsdp = (plan.traffic(config, Compute(parallel=kind), 8, 2) for kind in ("ddp", "fsdp"))
+    every = plan.parameters(config)[0]
+    assert ddp == pytest.approx(2 * 7 / 8 * 4 * every)  # a ring sends each gradient twice, whatever the passes
+    assert fsdp == pytest.approx(2 * 7 / 8 * 12 * every)  # weights twice and gradients once, in every pass
+
+
+def test_recomputing_keeps_one_block() -> None:
+    config, work = sizes(layers=8), count(made("mdlm"), torch.zeros(4, 64, dtype=torch.long), 1)
+    kept, recomputed = (plan.activations(config, work, Compute(checkpoint_blocks=c)) for c in (False, True))
+    assert recomputed < kept / 3
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["plan", "owt-esolm", "--gpus", "64", "--gpu_memory", "80GB", "--net.layers=2", "--net.width=64"]
+    argv += ["--net.heads=1", "--net.length=128", "--batch.size=512", "--vocab_size=100", "--json"]
+    assert cli.main(argv) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["passes_per_step"] * found["examples_per_pass"] * 64 == 512
+    assert found["tokens_per_step"] == 512 * 128
+    assert found["memory"]["total"] == pytest.approx(sum(v for k, v in found["memory"].items() if k != "total"), abs=9)
+    assert found["fits"]
+    assert found["tokens_per_second"] == pytest.approx(64 * 400e12 * 0.4 / found["flops_per_token"], rel=1e-6)
+    assert cli.main([*argv[:4], "--preset", "nothing"]) == 2
+    assert cli.main(["plan", "--preset", "owt-mdlm", *argv[2:-1]]) == 0
+    assert "fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "value"), [("80GB", 80e9), ("24g", 24e9), ("1.5TB", 1.5e12), ("8e9", 8e9)])
+def test_sizes(text: str, value: float) -> None:
+    assert plan.size(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "80 apples", "0"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="as in 80GB"):
+        plan.size(text)
+
+
+def test_batches_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match="processes"):
+        plan.plan(sizes(), made("mdlm"), Batching(10), Compute(precision="bf16"), plan.Cluster(gpus=4))
