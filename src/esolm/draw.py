@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BLOCK = 256
+FEW = 2
+"""Rows up to which NumPy's small operations are worth more than PyTorch's threads, on a CPU."""
 ATTEMPTS = 32
 """Rejections by top-p after which the remaining rows are drawn by a full sort."""
 
@@ -54,11 +56,40 @@ class Draw:
 
     def __call__(self, logits: Tensor, uniform: Callable[[int], Tensor], mask_id: int) -> Tensor:
         """Tokens int [R] from logits [R, V]; uniform(attempt) gives float64 [R], independent for each attempt."""
+        if logits.is_cpu and 0 < len(logits) <= FEW:
+            return self._few(logits, uniform, mask_id)
         weights = self.weights(logits, mask_id)
         token = inverse_cdf(weights, uniform(0))
         if self.top_p == 1 or self.temperature == 0:
             return token
         return self._reject(weights, token, uniform)
+
+    def _few(self, logits: Tensor, uniform: Callable[[int], Tensor], mask_id: int) -> Tensor:
+        """The same row by row, each step a call of NumPy."""
+        wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32), copy=True).numpy()
+        wide[:, mask_id] = -np.inf
+        if self.temperature == 0:
+            return torch.from_numpy(wide.argmax(-1))
+        numbers = [uniform(0)]
+        tokens = []
+        for r, w in enumerate(wide):
+            if self.top_k is not None and self.top_k < len(w):
+                w[w < np.partition(w, -self.top_k)[-self.top_k]] = -np.inf
+            w -= w.max()
+            if self.temperature != 1:
+                w /= self.temperature
+            np.exp(w, out=w)
+            token = _inverse_cdf_of_row(w, numbers[0][r].item())
+            attempt, limit = 0, self.top_p * w.sum(dtype=np.float64) if self.top_p < 1 else np.inf
+            while limit < np.inf and (w * (w > w[token])).sum(dtype=np.float64) >= limit:
+                attempt += 1
+                if len(numbers) == attempt:
+                    numbers.append(uniform(attempt))
+                if attempt > ATTEMPTS:
+                    w, limit = nucleus(torch.from_numpy(w)[None], self.top_p)[0].numpy(), np.inf
+                token = _inverse_cdf_of_row(w, numbers[attempt][r].item())
+            tokens.append(token)
+        return torch.tensor(tokens)
 
     def _reject(self, weights: Tensor, token: Tensor, uniform: Callable[[int], Tensor]) -> Tensor:
         """Draw again wherever the token is outside the nucleus: what is kept has the nucleus's own distribution."""
@@ -125,3 +156,16 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     # Rounding may point behind the last token of the block that has any weight.
     last = torch.searchsorted(within, within[:, -1:].contiguous())
     return (block * BLOCK + index.minimum(last))[:, 0]
+
+
+def _inverse_cdf_of_row(weights: np.ndarray, u: float) -> int:
+    """inverse_cdf of one row, [V]."""
+    whole = len(weights) - len(weights) % BLOCK
+    sums = weights[:whole].reshape(-1, BLOCK).sum(1, dtype=np.float64)
+    cumulative = np.append(sums, weights[whole:].sum(dtype=np.float64)).cumsum()
+    total = cumulative[-1]
+    block = int(min(cumulative.searchsorted(u * total, "right"), cumulative.searchsorted(total)))
+    within = weights[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
+    before = cumulative[block - 1] if block else 0.0
+    index = min(within.searchsorted(u * total - before, "right"), within.searchsorted(within[-1]))
+    return block * BLOCK + int(index)

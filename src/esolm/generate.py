@@ -145,7 +145,7 @@ def make(options: Mapping[str, Any], start: Callable[[LanguageModel], Start], cu
             keep_memory()
             lm = load(options["run"], options["weights"], options["which"], str(own_device(options, ranks)), precision)
             records, stream = start(lm)
-            if len(records) < ranks.world:
+            if 0 < len(records) < ranks.world:
                 raise ValueError(f"{len(records)} samples for {ranks.world} processes: start no more than samples")
             part = ranks.share(len(records))
             events = stream(**settings(options), part=part)

@@ -117,7 +117,9 @@ def traffic(config: DenoiserConfig, compute: Compute, world: int, passes: int) -
     return passes * ring * every * (2 * (2 if compute.gather == "bf16" else 4) + 4)
 
 
-def plan(config: DenoiserConfig, system: System, batching: Batching, compute: Compute, cluster: Cluster) -> dict:
+def plan(
+    config: DenoiserConfig, system: System, batching: Batching, compute: Compute, cluster: Cluster
+) -> dict[str, Any]:
     """All figures of a run."""
     passes = batching.passes(0, cluster.gpus)
     examples = min(passes[0][1], 32)  # counted on so many and scaled: orders and masks are draws
@@ -139,7 +141,7 @@ def plan(config: DenoiserConfig, system: System, batching: Batching, compute: Co
         "examples_per_pass": passes[0][1],
         "passes_per_step": len(passes),
         "rows_fed_per_token": round(one_pass.fed / (passes[0][1] * config.length), 3),
-        "memory": {**{name: round(value) for name, value in dataclasses.asdict(found).items()}, "total": round(found.total)},
+        "memory": {name: round(value) for name, value in (*dataclasses.asdict(found).items(), ("total", found.total))},
         "gpu_memory": round(cluster.gpu_memory),
         "fits": found.total < 0.9 * cluster.gpu_memory,
         "flops_per_token": round(flops),
@@ -179,7 +181,9 @@ def run(argv: Sequence[str]) -> int:
     if compute.precision == "auto":
         compute = dataclasses.replace(compute, precision="bf16")
     cluster = Cluster(known.gpus, size(known.gpu_memory), known.tflops, known.efficiency)
-    found = plan(DenoiserConfig(vocab_size=known.vocab_size, **net), system, Batching(**config["batch"]), compute, cluster)
+    found = plan(
+        DenoiserConfig(vocab_size=known.vocab_size, **net), system, Batching(**config["batch"]), compute, cluster
+    )
     if known.json:
         print(json.dumps(found, indent=1))
     else:

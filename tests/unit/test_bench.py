@@ -127,7 +127,7 @@ STEP = ("--vocabularies=[50]", "--lengths=[16]", "--tokens=64", "--layers=1", "-
          {"steps", "by_context", "by_parallelism", "gemm_gflops", "context"}),
         (["sample", *SMALL, "--layers=1", "--width=64", "--lengths=[256]", "--batches=[1,2]", "--places=1",
           "--mdlm_tokens=256"], {"cases"}),
-        (["start", *SMALL, "--layers=1", "--width=64", "--length=8", "--num_steps=4"], {"seconds"}),
+        (["start", "--vocab_size=50", "--rounds=1", "--layers=1", "--width=64", "--length=8", "--num_steps=4"], {"seconds"}),
         (["train", *STEP, "--plain=true", "--systems=['mdlm']"], {"precision", "cases"}),
         (["train", *STEP, "--distributed=2"], {"precision", "processes", "cases"}),
     ],

@@ -63,7 +63,9 @@ def run(
         options = (f"--precision={precision}", f"--length={length}", f"--num_steps={num_steps}", "--alpha_0=1")
         for i in range(rounds + 1):
             start = time.time()
-            done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True
+            )
             marks = [start, *map(float, done.stdout.split())]
             begin = time.time()
             command = [sys.executable, "-m", "esolm", "sample", str(model), *options]

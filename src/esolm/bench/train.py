@@ -157,7 +157,7 @@ def run_plain(
         for length in lengths:
             batch = max(tokens // length, 4)
             config = DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)
-            x, rows = torch.randint(0, vocab_size - 1, (batch, length)), {}
+            x, rows = torch.randint(0, vocab_size - 1, (batch, length)), dict[str, dict[str, Any]]()
             for name in names:
                 kind, options = SYSTEMS[name]
                 system = find(kind)(mask_id=vocab_size - 1, **options)
@@ -195,7 +195,7 @@ def run_distributed(
             batch = max(tokens // length, 4)
             config = DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)
             seconds = weak.seconds_by_mode(world, config, batch, rounds, "float32")
-            rows = {}
+            rows: dict[str, dict[str, Any]] = {}
             for mode in weak.MODES:
                 against, times = ratio(seconds["alone"], seconds[mode]), summary(seconds[mode])
                 rows[mode] = {

@@ -47,9 +47,7 @@ def seconds_by_mode(world: int, config: DenoiserConfig, batch: int, rounds: int,
         return json.loads((Path(folder) / "seconds.json").read_text())
 
 
-def _work(
-    rank: int, world: int, folder: str, config: DenoiserConfig, batch: int, rounds: int, precision: Any
-) -> None:
+def _work(rank: int, world: int, folder: str, config: DenoiserConfig, batch: int, rounds: int, precision: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", world), rank=rank, world_size=world)
     ranks, found = Ranks(rank, world), dict[str, list[float]]()
