@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import plan
 from ..counting import count
 from ..machine import autocast, keep_memory, pick_precision, settle
 from ..net.denoiser import Denoiser, DenoiserConfig
+from ..options import Compute
 from ..randomness import Randomness, fold
 from ..system import System, find
 from ..terms import total
@@ -165,20 +167,22 @@ def run_plain(
                 twin = training_step(system, Plain(config), x, "float32")
                 seconds = interleaved({"ours": ours, "plain": twin}, rounds)
                 against = ratio(seconds["plain"], seconds["ours"])
+                needed = plan.memory(config, count(system, x, 2), Compute(precision=precision), 1)  # type: ignore[arg-type]
                 bytes_used = [peak(config, kind, options, batch, precision, plain) for plain in (False, True)]
                 rows[name] = {
                     "times_faster": round(against.median, 3),
                     "quartiles": [round(against.low, 3), round(against.high, 3)],
                     "peak_bytes": round(bytes_used[0]),
                     "plain_peak_bytes": round(bytes_used[1]),
+                    "planned_bytes": round(needed.total - needed.average),  # a step here has no average
                 }
             cases.append({"length": length, "vocab_size": vocab_size, "batch": batch, "systems": rows})
             lines = [
                 (name, r["times_faster"], "{:.2f}-{:.2f}".format(*r["quartiles"]), r["peak_bytes"] / 1e9,
-                 r["plain_peak_bytes"] / 1e9)
+                 r["planned_bytes"] / 1e9, r["plain_peak_bytes"] / 1e9)
                 for name, r in rows.items()
             ]  # fmt: skip
-            columns = ("system", "× faster than plain", "quartiles", "peak, GB", "plain, GB")
+            columns = ("system", "× faster than plain", "quartiles", "peak, GB", "planned", "plain, GB")
             table(f"L = {length}, V = {vocab_size}, {layers} x {width}, {precision}", columns, lines)
     return {"machine": facts(), "precision": precision, "cases": cases}
 
