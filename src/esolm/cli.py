@@ -12,16 +12,10 @@ from typing import Any
 
 def prepare(argv: Sequence[str]) -> int:
     """Turn a corpus into token shards: esolm prepare CORPUS FOLDER --tokenizer bpe:4096 --length 256."""
-    from jsonargparse import ArgumentParser
-
     from . import data
 
-    parser = ArgumentParser(
-        prog="esolm prepare",
-        usage="esolm prepare CORPUS FOLDER [--option VALUE ...]",
-        description="Turn a corpus into memory-mapped token shards with a manifest; the same command again resumes.",
-        exit_on_error=False,
-    )
+    about = "Turn a corpus into memory-mapped token shards with a manifest; the same command again resumes."
+    parser = _parser("prepare CORPUS FOLDER", about)
     parser.add_function_arguments(data.prepare, as_positional=True)
     options = _parse(parser, argv)
     manifest = data.prepare(**options)
@@ -58,12 +52,10 @@ def plan(argv: Sequence[str]) -> int:
 
 def info(argv: Sequence[str]) -> int:
     """Say what a run, a checkpoint or a data folder is: esolm info FOLDER [--json]."""
-    from jsonargparse import ArgumentParser
-
     from .info import describe
     from .nested import flat
 
-    parser = ArgumentParser(prog="esolm info", description=info.__doc__, exit_on_error=False)
+    parser = _parser("info FOLDER", str(info.__doc__))
     parser.add_argument("folder", type=str, help="a run, a checkpoint or prepared data")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = _parse(parser, argv)
@@ -83,11 +75,9 @@ def info(argv: Sequence[str]) -> int:
 
 def consolidate(argv: Sequence[str]) -> int:
     """Join what several processes saved: esolm consolidate RUN|CHECKPOINT."""
-    from jsonargparse import ArgumentParser
-
     from . import checkpoint
 
-    parser = ArgumentParser(prog="esolm consolidate", description=consolidate.__doc__, exit_on_error=False)
+    parser = _parser("consolidate RUN|CHECKPOINT", str(consolidate.__doc__))
     parser.add_argument("folder", type=str, help="a checkpoint, or a run for all its checkpoints")
     folder = Path(_parse(parser, argv)["folder"])
     root = folder / "checkpoints"
@@ -150,10 +140,7 @@ def judge(argv: Sequence[str]) -> int:
 
 def _report(function: Callable[..., dict[str, Any]], usage: str, about: str, argv: Sequence[str]) -> int:
     """Print what a function of a file finds, as lines or as JSON."""
-    from jsonargparse import ArgumentParser
-
-    prog, usage = f"esolm {usage.split()[0]}", f"esolm {usage} [--option VALUE ...]"
-    parser = ArgumentParser(prog=prog, usage=usage, description=about, exit_on_error=False)
+    parser = _parser(usage, about)
     parser.add_function_arguments(function, as_positional=True)
     parser.add_argument("--json", action="store_true", help="Print JSON and nothing else.")
     options = _parse(parser, argv)
@@ -166,39 +153,29 @@ def _report(function: Callable[..., dict[str, Any]], usage: str, about: str, arg
 
 def convert(argv: Sequence[str]) -> int:
     """Bring a published checkpoint: esolm convert FILE.ckpt|FOLDER|HUB-NAME OUT [--tokenizer gpt2:PATH …]."""
-    from jsonargparse import ArgumentParser
-
     from . import convert as converting
 
-    parser = ArgumentParser(
-        prog="esolm convert",
-        usage="esolm convert FILE.ckpt|FOLDER|HUB-NAME OUT [--option VALUE ...]",
-        description="Turn a published checkpoint into a folder of esolm, without running anything from it.",
-        exit_on_error=False,
-    )
-    parser.add_function_arguments(converting.convert, as_positional=True, skip={"force"})
-    parser.add_argument("--force", action="store_true", help="Replace OUT if it is a model of esolm.")
-    options = _parse(parser, argv)
+    about = "Turn a published checkpoint into a folder of esolm, without running anything from it."
+    options = _to_folder(converting.convert, "convert FILE.ckpt|FOLDER|HUB-NAME OUT", about, argv)
     print(converting.report(converting.convert(**options), options["out"]))
     return 0
 
 
 def export(argv: Sequence[str]) -> int:
     """Write a model for others, with a card: esolm export RUN OUT."""
-    from jsonargparse import ArgumentParser
-
     from . import export as exporting
 
-    parser = ArgumentParser(
-        prog="esolm export",
-        usage="esolm export RUN OUT [--option VALUE ...]",
-        description="Write a model as a folder that transformers and esolm.load open, with a model card.",
-        exit_on_error=False,
-    )
-    parser.add_function_arguments(exporting.export, as_positional=True, skip={"force"})
-    parser.add_argument("--force", action="store_true", help="Replace OUT if it is a model of esolm.")
-    print(f"wrote {exporting.export(**_parse(parser, argv))}")
+    about = "Write a model as a folder that transformers and esolm.load open, with a model card."
+    print(f"wrote {exporting.export(**_to_folder(exporting.export, 'export RUN OUT', about, argv))}")
     return 0
+
+
+def _to_folder(function: Callable[..., Any], usage: str, about: str, argv: Sequence[str]) -> dict[str, Any]:
+    """The options of a function that writes a model."""
+    parser = _parser(usage, about)
+    parser.add_function_arguments(function, as_positional=True, skip={"force"})
+    parser.add_argument("--force", action="store_true", help="Replace OUT if it is a model of esolm.")
+    return _parse(parser, argv)
 
 
 def bench(argv: Sequence[str]) -> int:
@@ -225,6 +202,14 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": demo,
     "bench": bench,
 }
+
+
+def _parser(usage: str, about: str) -> Any:
+    """A parser of the words after the first one of usage."""
+    from jsonargparse import ArgumentParser
+
+    prog, usage = f"esolm {usage.split()[0]}", f"esolm {usage} [--option VALUE ...]"
+    return ArgumentParser(prog=prog, usage=usage, description=about, exit_on_error=False)
 
 
 def _parse(parser: Any, argv: Sequence[str]) -> dict[str, Any]:
