@@ -253,16 +253,20 @@ def figure(path: str, result: dict[str, Any]) -> None:
         from matplotlib import pyplot
     except ImportError as error:
         raise ValueError("--plot needs matplotlib: pip install 'esolm[plot]'") from error
-    drawing, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    drawing, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
+    labels = {"context": "tokens in the cache", "masks": "tokens drawn in a step"}
     for axis, key, x in ((axes[0], "by_context", "context"), (axes[1], "by_parallelism", "masks")):
         for color, precision in enumerate(dict.fromkeys(r["precision"] for r in result[key])):
             points = [r for r in result[key] if r["precision"] == precision]
             at = [r[x] for r in points]
             axis.plot(at, [r["milliseconds"] / r["masks"] for r in points], f"C{color}o-", label=precision)
             axis.plot(at, [r["predicted_milliseconds"] / r["masks"] for r in points], f"C{color}:")
-        axis.set(xscale="log", yscale="log", xlabel=x, ylabel="ms per token")
+        axis.set(xscale="log", yscale="log", xlabel=labels[x])
         axis.set_xticks(at, [str(a) for a in at])
+        axis.set_yticks(ticks := [2, 5, 10, 20, 50], [str(t) for t in ticks])
         axis.minorticks_off()
-    axes[0].legend(title="dotted: predicted", frameon=False)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("ms per token")
+    axes[1].legend(title="dotted: predicted", frameon=False)
     drawing.savefig(path)
     pyplot.close(drawing)
