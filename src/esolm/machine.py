@@ -10,7 +10,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -119,6 +119,11 @@ def _survives_bf16(seconds: float = 20.0) -> bool:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return False
+
+
+def uncompiled(compiled: bool) -> AbstractContextManager[Any]:
+    """Where compiled code is not used: inductor fails on the shapes of a pass without a gradient."""
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

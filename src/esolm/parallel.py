@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import __version__, machine
 from .nested import differing
+from .net.attention import leave_packed_uncompiled
 from .options import Compute
 
 T = TypeVar("T")
@@ -208,6 +209,7 @@ def shard(net: nn.Module, compute: Compute, ranks: Ranks) -> None:
         return
     blocks = cast(Any, net).blocks
     if compute.compile:
+        leave_packed_uncompiled()
         for block in blocks:
             block.compile()
     if compute.parallel != "fsdp":
@@ -227,8 +229,11 @@ def shard(net: nn.Module, compute: Compute, ranks: Ranks) -> None:
 
 def connect(net: nn.Module, compute: Compute, ranks: Ranks) -> Callable:
     """What to call for training: the network, its gradients meeting those of the other processes."""
+    if ranks.world == 1 and compute.compile:
+        leave_packed_uncompiled()
+        return torch.compile(net)
     if ranks.world == 1:
-        return torch.compile(net) if compute.compile else net
+        return net
     return net if compute.parallel == "fsdp" else DistributedDataParallel(net)
 
 

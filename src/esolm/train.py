@@ -133,7 +133,7 @@ def validate(
         extra, step = step >= steps, min(step, steps - 1)  # the last one again, for nothing, to keep step with others
         batch = fetch(source, device, step)
         rng = Randomness(fold(0, "valid"), step * size, (steps - 1) * size + last)
-        with machine.autocast(device, compute.precision):
+        with machine.autocast(device, compute.precision), machine.uncompiled(compute.compile):
             terms = system.terms(net, *batch, rng=rng, train=False)
         for term in terms:
             nats[term.name] += 0 if extra else term.nats.double().sum().item()  # type: ignore[assignment]

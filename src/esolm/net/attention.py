@@ -85,6 +85,13 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 
 @functools.cache
+def leave_packed_uncompiled() -> None:
+    """Called before anything is compiled: inductor fails on products of the symbolic sizes of packed inputs."""
+    global _packed
+    _packed = torch.compiler.disable(_packed)
+
+
+@functools.cache
 def _compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 

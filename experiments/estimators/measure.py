@@ -1,0 +1,52 @@
+"""How many orders does an estimator save? From the log-weights that `esolm score --work FILE` keeps.
+
+    python experiments/estimators/measure.py TOKENS plain.work antithetic.work > result.json
+
+Each number of orders is averaged over disjoint groups of the orders in the file, so that one lucky draw decides nothing.
+TOKENS: scored tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+from safetensors.torch import load_file
+
+from esolm import estimators
+
+GRID = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 100, 128, 160, 200, 250, 320, 400, 500, 640, 800, 1000)
+SIZES = (4, 16, 64)
+
+
+def worth(value: float, curve: dict[int, float]) -> float | None:
+    """The number of orders at which the plain bound has this value, between two of the curve in its logarithm."""
+    pairs = list(curve.items())
+    for (k, high), (m, low) in zip(pairs, pairs[1:], strict=False):
+        if low <= value <= high:
+            return math.exp(math.log(k) + (high - value) / (high - low) * math.log(m / k))
+    return None
+
+
+def main(tokens: int, plain: str, antithetic: str) -> None:
+    """Print the value of each estimator, and the number of orders of the plain bound that it is worth."""
+    one, two = (load_file(path)["0"] for path in (plain, antithetic))
+    assert not one.isnan().any() and not two.isnan().any(), "give files of finished runs"
+    plain_values, paired = estimators.curve(one, list(GRID)), estimators.curve(two, list(SIZES), 2)
+    curve = {k: float(values["bound"].mean() / tokens) for k, values in plain_values.items()}
+    rows = []
+    for k in SIZES:
+        found = {
+            "jackknife": plain_values[k]["jackknife"],
+            "antithetic": paired[k]["bound"],
+            "antithetic jackknife": paired[k]["jackknife"],
+        }
+        for name, values in found.items():
+            value = float(values.mean() / tokens)
+            rows.append({"estimator": name, "orders": k, "nats": round(value, 4), "worth": worth(value, curve)})
+    print(json.dumps({"bound": {k: round(v, 4) for k, v in curve.items()}, "estimators": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:4])
