@@ -2,12 +2,13 @@
 
     python experiments/estimators/measure.py TOKENS plain.work antithetic.work > result.json
 
-Each number of orders is averaged over disjoint groups of the orders in the file, so that one lucky draw decides nothing.
+Each number of orders is averaged over disjoint groups of the orders in the file, so that no lucky draw decides.
 TOKENS: scored tokens of a sequence.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -23,7 +24,7 @@ SIZES = (4, 16, 64)
 def worth(value: float, curve: dict[int, float]) -> float | None:
     """The number of orders at which the plain bound has this value, between two of the curve in its logarithm."""
     pairs = list(curve.items())
-    for (k, high), (m, low) in zip(pairs, pairs[1:], strict=False):
+    for (k, high), (m, low) in itertools.pairwise(pairs):
         if low <= value <= high:
             return math.exp(math.log(k) + (high - value) / (high - low) * math.log(m / k))
     return None
@@ -32,7 +33,8 @@ def worth(value: float, curve: dict[int, float]) -> float | None:
 def main(tokens: int, plain: str, antithetic: str) -> None:
     """Print the value of each estimator, and the number of orders of the plain bound that it is worth."""
     one, two = (load_file(path)["0"] for path in (plain, antithetic))
-    assert not one.isnan().any() and not two.isnan().any(), "give files of finished runs"
+    if one.isnan().any() or two.isnan().any():
+        raise SystemExit("give files of finished runs")
     plain_values, paired = estimators.curve(one, list(GRID)), estimators.curve(two, list(SIZES), 2)
     curve = {k: float(values["bound"].mean() / tokens) for k, values in plain_values.items()}
     rows = []
