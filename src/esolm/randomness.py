@@ -16,6 +16,7 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _64 = (1 << 64) - 1
+FEW = 4
 
 
 def _signed(value: int) -> int:
@@ -52,6 +53,11 @@ def uniform(key: int, row: Tensor, column: Tensor) -> Tensor:
 
     Every row is a SplitMix64 stream of its own, seeded by the key and the row.
     """
+    if row.shape == column.shape and row.numel() <= FEW:  # Python is faster than thirty operations on one number
+        pairs = zip(row.flatten().tolist(), column.flatten().tolist(), strict=True)
+        words = [_mix_int((_mix_int((r + _mix_int(key)) & _64) + c * _GOLDEN) & _64) for r, c in pairs]
+        numbers = [((word >> 11) + 0.5) * 2.0**-53 for word in words]
+        return torch.tensor(numbers, dtype=torch.float64, device=row.device).view(row.shape)
     word = _mix(_mix(row + _signed(_mix_int(key))) + column * _signed(_GOLDEN))
     return (((word >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
 

@@ -40,7 +40,9 @@ def test_equals_splitmix_in_python_integers() -> None:
         seed = splitmix((row + splitmix(key)) & M64)
         word = splitmix((seed + column * 0x9E3779B97F4A7C15) & M64)
         expected = ((word >> 11) + 0.5) * 2.0**-53
-        assert uniform(key, torch.tensor(row), torch.tensor(column)).item() == expected
+        for count in (1, 100):  # few numbers and many go different ways
+            found = uniform(key, torch.tensor(row).expand(count), torch.tensor(column).expand(count))
+            assert found.tolist() == [expected] * count
 
 
 @pytest.mark.parametrize("key", [0, 1, fold(0, "train")])
