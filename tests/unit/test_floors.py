@@ -13,12 +13,12 @@ FLOORS = [
     "visibility noise order",
     "net",
     "system",
-    "sampling speculative estimators likelihood",
+    "sampling speculative estimators likelihood counting",
     "systems",
     "data metrics parallel ema sharded checkpoint",
     "folder evaluate model learner runs",
     "ckpt train bench hf released convert export overlap harness judge progress info frames show picture",
-    "config launch score demo generate cli __main__",
+    "config plan launch score demo generate cli __main__",
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
 PLACE = {room: place for rooms in FLOORS for place, room in enumerate(rooms.split())}

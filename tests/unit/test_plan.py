@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import cli, plan
+from esolm import cli, counting, plan
+from esolm.config import FROM_DATA
 from esolm.counting import count
 from esolm.learner import Learner
 from esolm.machine import autocast
@@ -30,7 +31,7 @@ def sizes(**more: Any) -> DenoiserConfig:
 
 def made(name: str, **options: Any) -> Any:
     cls = find(name)
-    ids = {f.name: V - 1 for f in dataclasses.fields(cls) if f.name in plan.FROM_DATA}
+    ids = {f.name: V - 1 for f in dataclasses.fields(cls) if f.name in FROM_DATA}
     return cls(**{**SYSTEMS[name], **options, **ids})
 
 
@@ -57,7 +58,7 @@ def test_activations_are_what_a_pass_keeps(name: str, dropout: float) -> None:
     found = kept(Denoiser(config), system := made(name), x := torch.randint(0, V - 1, (8, 64)), "float32")
     work = count(system, x, 1)
     compute = Compute(precision="float32")
-    planned = plan.activations(config, work, compute) + 2 / 3 * plan.head_bytes(config, work, compute)
+    planned = counting.activations(config, work, compute) + 2 / 3 * counting.head_bytes(config, work, compute)
     assert planned == pytest.approx(found, rel=0.1)
 
 
@@ -65,8 +66,8 @@ def test_activations_in_bf16(bf16: None) -> None:
     config = sizes(width=128)
     found = kept(Denoiser(config), system := made("esolm"), x := torch.randint(0, V - 1, (8, 64)), "bf16")
     work, compute = count(system, x, 1), Compute(precision="bf16")
-    cast = 2 * plan.parameters(config)[0]  # weights in bf16 are kept too
-    planned = plan.activations(config, work, compute) + plan.head_bytes(config, work, compute) * 2 / 3 + cast
+    cast = 2 * counting.parameters(config)[0]  # weights in bf16 are kept too
+    planned = counting.activations(config, work, compute) + counting.head_bytes(config, work, compute) * 2 / 3 + cast
     assert planned == pytest.approx(found, rel=0.1)
 
 
@@ -82,31 +83,31 @@ def test_states_are_what_a_learner_holds() -> None:
     moments = sum(t.nbytes for state in learner.optimizer.state.values() for t in state.values() if t.dim())
     weights = sum(p.nbytes for p in net.parameters())
     average = sum(t.nbytes for t in learner.ema.state(net).values())
-    found = plan.memory(config, count(system, x, 1), Compute(precision="float32"), 1)
+    found = counting.memory(config, count(system, x, 1), Compute(precision="float32"), 1)
     assert (found.weights, found.gradients, found.moments, found.average) == (weights, gradients, moments, average)
     assert found.gathered == 0
-    assert plan.parameters(config)[0] * 4 == weights
+    assert counting.parameters(config)[0] * 4 == weights
 
 
 def test_sharding_divides_what_it_shards() -> None:
     config, work = sizes(), count(made("mdlm"), torch.zeros(4, 64, dtype=torch.long), 1)
     whole, parts = (
-        plan.memory(config, work, Compute(precision="float32", parallel=kind), 8) for kind in ("ddp", "fsdp")
+        counting.memory(config, work, Compute(precision="float32", parallel=kind), 8) for kind in ("ddp", "fsdp")
     )
     assert parts.moments == pytest.approx(whole.moments / 8)
     assert parts.activations == whole.activations
     assert whole.gathered == whole.gradients
-    offloaded = plan.memory(config, work, Compute(precision="float32", parallel="fsdp", offload=True), 8)
+    offloaded = counting.memory(config, work, Compute(precision="float32", parallel="fsdp", offload=True), 8)
     assert offloaded.moments == offloaded.weights == 0
-    ddp, fsdp = (plan.traffic(config, Compute(parallel=kind), 8, 2) for kind in ("ddp", "fsdp"))
-    every = plan.parameters(config)[0]
+    ddp, fsdp = (counting.traffic(config, Compute(parallel=kind), 8, 2) for kind in ("ddp", "fsdp"))
+    every = counting.parameters(config)[0]
     assert ddp == pytest.approx(2 * 7 / 8 * 4 * every)  # a ring sends each gradient twice, whatever the passes
     assert fsdp == pytest.approx(2 * 7 / 8 * 12 * every)  # weights twice and gradients once, in every pass
 
 
 def test_recomputing_keeps_one_block() -> None:
     config, work = sizes(layers=8), count(made("mdlm"), torch.zeros(4, 64, dtype=torch.long), 1)
-    kept, recomputed = (plan.activations(config, work, Compute(checkpoint_blocks=c)) for c in (False, True))
+    kept, recomputed = (counting.activations(config, work, Compute(checkpoint_blocks=c)) for c in (False, True))
     assert recomputed < kept / 3
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import plan
-from ..counting import count
+from ..counting import count, memory
 from ..machine import autocast, keep_memory, pick_precision, settle
 from ..net.denoiser import Denoiser, DenoiserConfig
 from ..options import Compute
@@ -167,7 +166,7 @@ def run_plain(
                 twin = training_step(system, Plain(config), x, "float32")
                 seconds = interleaved({"ours": ours, "plain": twin}, rounds)
                 against = ratio(seconds["plain"], seconds["ours"])
-                needed = plan.memory(config, count(system, x, 2), Compute(precision=precision), 1)  # type: ignore[arg-type]
+                needed = memory(config, count(system, x, 2), Compute(precision=precision), 1)  # type: ignore[arg-type]
                 bytes_used = [peak(config, kind, options, batch, precision, plain) for plain in (False, True)]
                 rows[name] = {
                     "times_faster": round(against.median, 3),
