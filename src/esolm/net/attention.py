@@ -36,9 +36,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, spa
         return F.scaled_dot_product_attention(q, k, v)
     if q.is_cuda and whole and visibility.kind != "causal":
         return _compiled_flex()(q, k, v, block_mask=_block_mask(visibility))
-    if visibility.kind == "causal" and whole:
+    piece = Piece(visibility, span)
+    if visibility.kind == "causal" and whole and (q.is_cuda or not q.requires_grad or _step(slots) >= slots):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    if visibility.kind in HALVES and not q.is_cuda and (piece := Piece(visibility, span)).fast:
+    if visibility.kind in (*HALVES, "causal") and not q.is_cuda and piece.fast:
         return _Fast.apply(q, k, v, (piece,))
     return dense(q, k, v, visibility, span)
 
