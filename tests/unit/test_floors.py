@@ -24,7 +24,13 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.s
 PLACE = {room: place for rooms in FLOORS for place, room in enumerate(rooms.split())}
 ROOMS = ("net", "data", "bench", "reproduce")  # folders whose modules may import each other; systems never do
 EXTRAS = {"datasets", "transformers", "matplotlib", "tensorboard", "wandb", "zstandard", "lm_eval", "huggingface_hub"}
-EXTRAS_ALLOWED = ("data/corpora", "data/tokenizer", "metrics")  # besides floor 8
+EXTRAS_ALLOWED = (
+    "data/corpora",
+    "data/tokenizer",
+    "metrics",
+    "reproduce/document",
+    "reproduce/smoke",
+)  # besides floor 8
 WRAPPERS = {"hf": {"transformers"}, "harness": {"lm_eval"}}  # subclasses of an extra's classes, nothing without it
 
 
