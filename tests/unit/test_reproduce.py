@@ -139,7 +139,7 @@ PROCESSES = """
 jobs:
 - name: made
   makes: data/x
-  command: prepare text:$CORPORA/words.txt data/x --valid_fraction 0.2 --tokenizer bytes --length 32
+  command: prepare text:$CORPORA/words.txt data/x --valid text:$CORPORA/more.txt --tokenizer bytes --length 32
 - name: good
   alone: true
   command: info data/x --json
@@ -161,7 +161,8 @@ def test_processes_run_in_order_and_a_failure_stops_only_what_needs_it(
     work = space(experiments)
     work.folder.mkdir()
     work.places = {"CORPORA": str(experiments.parent)}
-    (experiments.parent / "words.txt").write_text("".join(f"text number {i} of many\n\n" for i in range(300)))
+    for name in ("words", "more"):
+        (experiments.parent / f"{name}.txt").write_text(f"some {name} " * 50)
     failed = jobs.run_all(work, work.missing(["one"]), 2, Console())
     assert set(failed) == {"one/bad", "one/lost", "one/after-lost"}
     found = json.loads((experiments / "one" / "results" / "good.json").read_text())
