@@ -54,22 +54,23 @@ class Workspace:
         return job.result(self.plan.folder) if job.makes is None else self.folder / f"{job.makes}.made.json"
 
     def missing(self, names: list[str]) -> list[Job]:
-        """What the named experiments still need, in order: a model is not trained if its results are there."""
-        wanted: set[str] = set()
-        found: set[str] = set()
+        """What the named experiments still need, each job right after what it needs: results come early.
+
+        A model is not trained if its results are there.
+        """
+        seen: set[str] = set()
+        found: list[Job] = []
 
         def want(job: Job) -> None:
-            if job.title in wanted:
-                return
-            wanted.add(job.title)
-            if not self.done(job):
-                found.add(job.title)
+            if job.title not in seen and not self.done(job):
                 for other in self.plan.needs(job):
                     want(other)
+                found.append(job)
+            seen.add(job.title)
 
         for job in self.plan.results(names):
             want(job)
-        return [job for job in self.plan.jobs if job.title in found]
+        return found
 
     def words(self, job: Job) -> list[str]:
         """The command with the places put in.
