@@ -140,7 +140,7 @@ class Child:
         self.log, self.out = (logs / f"{job.title.replace('/', '.')}.{kind}" for kind in ("log", "out"))
         environment = dict(os.environ)
         if threads:
-            environment["OMP_NUM_THREADS"] = str(threads)
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
         with self.log.open("ab") as errors, self.out.open("wb") as printed:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "esolm", *workspace.words(job)],
