@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 import sys
 from pathlib import Path
 
 import pytest
 
 from esolm import cli
-from esolm.molecules import canonical, known, molecules, share
+from esolm.molecules import Molecule, known, molecules, parsed, share
 
 ETHANOL, PYRIDINE = ("CCO", "OCC", "C(O)C"), ("c1ccncc1", "C1=CC=NC=C1")
 
@@ -35,27 +36,28 @@ def test_rates_by_hand(tmp_path: Path) -> None:
     for name, (hits, total) in rates.items():
         mean = hits / total
         expected |= {name: mean, f"{name}_stderr": math.sqrt(mean * (1 - mean) / (total - 1))}
+    sizes = [3, 3, 6, 2, 2, 3]
+    expected |= {"atoms": statistics.fmean(sizes), "atoms_stderr": statistics.stdev(sizes) / math.sqrt(6)}
     assert found == pytest.approx(expected)
     assert list(molecules(file)) == [key for key in expected if "novelty" not in key]
 
 
 @pytest.mark.parametrize("spellings", [ETHANOL, PYRIDINE])
 def test_one_molecule_however_it_is_written(spellings: tuple[str, ...]) -> None:
-    assert len({*canonical(spellings)}) == 1
-    assert None not in canonical(spellings)
+    assert {*parsed(spellings)} == {Molecule(spellings[0], 3 if spellings is ETHANOL else 6)}
 
 
 @pytest.mark.parametrize(
     "text", ["", " ", "CC O", "CCO name", " CCO", "CCO\n", "C\0C", "C\ufffd", "Ç", "CC(", "C1CC", "[Xx]", "cc", "hello"]
 )
 def test_what_is_no_molecule(text: str) -> None:
-    assert canonical([text]) == [None]
+    assert parsed([text]) == [None]
 
 
 def test_nothing_is_logged_and_logging_comes_back(capfd: pytest.CaptureFixture[str]) -> None:
     from rdkit import Chem
 
-    assert canonical(["c1ccncc", "F(F)F"]) == [None, None]
+    assert parsed(["c1ccncc", "F(F)F"]) == [None, None]
     assert capfd.readouterr().err == ""
     assert Chem.MolFromSmiles("F(F)F") is None
     assert "valence" in capfd.readouterr().err
@@ -65,7 +67,7 @@ def test_no_valid_sample_has_no_uniqueness(tmp_path: Path) -> None:
     (tmp_path / "train.smi").write_text("CC\n")
     found = molecules(samples(tmp_path / "s.jsonl", "(", ")"), str(tmp_path / "train.smi"))
     assert (found["samples"], found["nfe"], found["validity"], found["validity_stderr"]) == (2, None, 0, 0)
-    assert all(found[key] is None for key in ("uniqueness", "uniqueness_stderr", "novelty", "novelty_stderr"))
+    assert all(found[key] is None for key in ("uniqueness", "uniqueness_stderr", "novelty", "atoms", "atoms_stderr"))
 
 
 def test_the_error_is_about_the_spread_of_repeated_draws() -> None:
