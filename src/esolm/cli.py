@@ -193,6 +193,16 @@ def bench(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def reproduce(argv: Sequence[str]) -> int:
+    """The paper's findings at laptop scale, in one document: esolm reproduce [NAME …] [--smoke true]."""
+    from .reproduce import reproduce as function
+
+    parser = _parser("reproduce [NAME ...]", str(function.__doc__).split("\n", 1)[0])
+    parser.add_argument("names", type=str, nargs="*", help="Experiments to run (default: all).")
+    parser.add_function_arguments(function, skip={"names", "command"})
+    return function(**_parse(parser, argv), command=main)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "prepare": prepare,
     "train": train,
@@ -210,6 +220,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "consolidate": consolidate,
     "demo": demo,
     "bench": bench,
+    "reproduce": reproduce,
 }
 
 

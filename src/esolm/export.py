@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from . import checkpoint, folder, runs
 from .likelihood import is_left_to_right, name_of
 from .model import LanguageModel, load, locate
@@ -17,6 +19,7 @@ def export(
     out: str | Path,
     weights: Literal["ema", "model"] = "ema",
     which: Literal["best", "last"] = "best",
+    dtype: Literal["float32", "bfloat16"] = "float32",
     force: bool = False,
 ) -> Path:
     """Write a model as a folder that transformers and `esolm.load` open, with a model card.
@@ -26,6 +29,7 @@ def export(
         out: The folder to make.
         weights: The averaged weights, or the raw ones.
         which: The best or the last checkpoint of the run.
+        dtype: What the weights are stored in; bfloat16 rounds them and halves the file.
         force: Replace `out` if it is a model of esolm.
 
     Raises:
@@ -33,7 +37,7 @@ def export(
     """
     lm, about = load(run, weights, which), describe(Path(run), weights, which)
     with folder.new(out := Path(out), force) as partial:
-        folder.write(partial, lm.net, lm.system, lm.tokenizer, about)
+        folder.write(partial, lm.net, lm.system, lm.tokenizer, about, torch.bfloat16 if dtype == "bfloat16" else None)
         (partial / "README.md").write_text(card(lm, about, out.name), encoding="utf-8")
     return out
 

@@ -51,11 +51,16 @@ def describe(net: DenoiserConfig, system: System) -> dict[str, Any]:
 
 
 def write(
-    folder: Path, net: Denoiser, system: System, tokenizer: Tokenizer, about: Mapping[str, Any] | None = None
+    folder: Path,
+    net: Denoiser,
+    system: System,
+    tokenizer: Tokenizer,
+    about: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a model into a folder that is there; about: where it comes from."""
+    """Write a model into a folder that is there; about: where it comes from; dtype: of the stored weights."""
     write_config(folder, net.config, system, about or {})
-    state = {f"{PREFIX}{name}": t.detach().contiguous().cpu() for name, t in net.state_dict().items()}
+    state = {f"{PREFIX}{name}": t.detach().to("cpu", dtype).contiguous() for name, t in net.state_dict().items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     write_tokenizer(folder, tokenizer, net.config.length)
 

@@ -28,6 +28,9 @@ from .order import Schedule
 from .randomness import Randomness, fold
 from .system import Request, Step, System, find
 
+PACKAGED = Path(__file__).parent / "models"
+"""Models that come with the package."""
+
 
 class Event(NamedTuple):
     """One step of a running sample: what was committed, and everything so far."""
@@ -72,6 +75,7 @@ def load(
 ) -> LanguageModel:
     """The model of a run folder, of one checkpoint, or of a folder of `esolm convert`, `esolm export` or transformers.
 
+    A name that is no folder may be that of a model that comes with the package, as `books`.
     weights: `ema`, or `model` for the raw ones. which: `best` (lowest validation loss) or `last` checkpoint of a run.
     precision: `float32`, `bf16`, `int8` (weights only) or `auto`, bf16 where the machine is fast at it, prepare the
     network for inference, which makes it faster and final; None leaves it as it was trained.
@@ -81,9 +85,7 @@ def load(
         precision = machine.pick_weights(precision, torch.device(device))
         lm = load(path, weights, which, device)
         return dataclasses.replace(lm, net=folding.fold(lm.net, precision))
-    path = Path(path)
-    if not path.is_dir():
-        raise ValueError(f"{path} is not a folder: give a run folder or a checkpoint folder")
+    path = find_folder(path)
     if exported.is_model(path):
         if weights != "ema":
             raise ValueError(f"weights is {weights!r}; {path} has one set of weights: leave it out")
@@ -96,6 +98,19 @@ def load(
     net.load_state_dict(checkpoint.load(folder, weights, device))
     options = dict(identity["system"])
     return LanguageModel(net.to(device).eval(), find(options.pop("name"))(**options), Tokenizer.load(home))
+
+
+def find_folder(path: str | Path) -> Path:
+    """The folder, or that of a model of the package by this name; raises ValueError if there is neither."""
+    if (found := Path(path)).is_dir():
+        return found
+    known = (
+        sorted(folder.name for folder in PACKAGED.iterdir() if exported.is_model(folder)) if PACKAGED.is_dir() else []
+    )
+    if str(path) in known:
+        return PACKAGED / str(path)
+    names = f", or one of {', '.join(known)}" if known else ""
+    raise ValueError(f"{path} is not a folder: give a run folder or a checkpoint folder{names}")
 
 
 def locate(path: Path, which: str = "best") -> tuple[Path, Path]:

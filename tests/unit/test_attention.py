@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from esolm.net import attention
-from esolm.net.attention import _BlockStream, _stairs, _TwoStream, attend, dense
-from esolm.visibility import Visibility, block, by_order, causal, full, prefix, sorted_two_stream
+from esolm.net.attention import _stairs, attend, attend_asked, dense
+from esolm.visibility import Packed, Part, Visibility, block, by_order, causal, full, prefix, sorted_two_stream
 from property import toy
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -90,7 +90,7 @@ def test_two_streams_with_a_prefix(num_z: int, num_clean: tuple[int, int]) -> No
         compare(visibility, slice(0, num_z), 2, rows)
 
 
-@pytest.mark.parametrize("length", [3, 33, 64, 130])
+@pytest.mark.parametrize("length", [3, 10, 33, 64, 130])
 def test_equals_dense_at_more_lengths(length: int) -> None:
     """Beyond the flash kernel's own blocks (32 to 256 slots)."""
     for num_z in {1, 2, length // 2, length - 1, length}:
@@ -105,27 +105,58 @@ def test_equals_dense_at_more_lengths(length: int) -> None:
 @pytest.mark.parametrize(("length", "num_z"), [(5, 5), (5, 3), (4, 1), (1, 1)])
 def test_gradient_of_two_streams(length: int, num_z: int) -> None:
     """Against finite differences."""
-    q, k_z, v_z = inputs(num_z, 1, 2)
-    _, k_x, v_x = inputs(length, 1, 2)
-    stairs = _stairs(sorted_two_stream(length, num_z), num_z, q.dtype)
-    assert torch.autograd.gradcheck(lambda *t: _TwoStream.apply(*t, stairs), (q, k_z, v_z, k_x, v_x))
+    visibility = sorted_two_stream(length, num_z)
+    slots = length + num_z
+    assert torch.autograd.gradcheck(lambda *t: attend(*t, visibility, slice(0, slots)), inputs(slots, 1, 2))
 
 
 @pytest.mark.parametrize(("length", "size"), [(4, 2), (3, 1), (3, 3), (6, 3)])
 def test_gradient_of_blocks(length: int, size: int) -> None:
-    q, k_z, v_z = inputs(length, 1, 2)
-    _, k_x, v_x = inputs(length, 1, 2)
-    stairs = _stairs(block(length, size), length, q.dtype)
-    assert torch.autograd.gradcheck(lambda *t: _BlockStream.apply(*t, stairs, size), (q, k_z, v_z, k_x, v_x))
+    visibility = block(length, size)
+    assert torch.autograd.gradcheck(lambda *t: attend(*t, visibility, slice(0, 2 * length)), inputs(2 * length, 1, 2))
 
 
-@pytest.mark.parametrize("visibility", [sorted_two_stream(1024, 1024), block(1024, 16)])
+@pytest.mark.parametrize("visibility", [sorted_two_stream(1024, 1024), sorted_two_stream(1024, 600), block(1024, 16)])
 def test_stairs_cover_every_row_and_pay_for_fewer_pairs(visibility: Visibility) -> None:
-    """Half of the pairs are seen here; at most five eighths are paid for."""
+    """At most half more than are seen; the kernel charges three quarters of the pairs for a causal step."""
     queries = visibility.rank.shape[1]
-    steps = _stairs(visibility, queries, torch.float32).steps
-    assert [i for rows, _ in steps for i in range(rows.start, rows.stop)] == list(range(queries))
-    assert sum((rows.stop - rows.start) * keys for rows, keys in steps) <= 0.625 * queries * 1024
+    stairs = _stairs(visibility, 0, queries, torch.float32)
+    assert sorted(i for call in stairs.calls for i in range(queries)[call.rows]) == list(range(queries))
+    seen = int(visibility.dense()[..., visibility.num_z :].sum())
+    for calls in (stairs.calls, [call for call, *_ in stairs.backward]):
+        sizes = ((rows.stop - rows.start, keys.stop - keys.start, sees) for rows, keys, sees in calls)
+        assert sum(n * m * (0.75 if sees == "causal" and m > 256 else 1.0) for n, m, sees in sizes) <= 1.5 * seen
+
+
+PARTS = {
+    "a full and a causal one": [(full(5), slice(0, 5)), (causal(4), slice(1, 4))],
+    "causal and two streams": [(causal(7), slice(2, 7)), (sorted_two_stream(7, 4), slice(0, 4))],
+    "two streams and blocks": [(sorted_two_stream(6, 6), slice(0, 6)), (block(6, 2), slice(0, 6))],
+    "one without a kernel of its own": [(by_order(toy.permutations(2, 5)), slice(0, 5)), (causal(3), slice(1, 2))],
+}
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("name", PARTS)
+def test_inputs_in_one_row_are_as_they_are_alone(name: str, asked: bool) -> None:
+    """Outputs and gradients; rows that nobody asked for are zero and take no gradient."""
+    packed = Packed(tuple(Part(2, visibility, span) for visibility, span in PARTS[name]))
+    sizes = [2 * visibility.rank.shape[1] for visibility, _ in PARTS[name]]
+    q, k, v = (torch.randn(1, 2, sum(sizes), 4, dtype=torch.float64).requires_grad_() for _ in range(3))
+    probe = torch.randn(1, 2, sum(sizes), 4, dtype=torch.float64)
+    out = (attend_asked if asked else attend)(q, k, v, packed, slice(0, sum(sizes)))
+    expected = torch.zeros_like(out)
+    for (visibility, span), *rows in zip(PARTS[name], *(torch.arange(sum(sizes)).split(sizes),)):
+        slots = visibility.rank.shape[1]
+        mine = [t[0][:, rows[0]].unflatten(1, (2, slots)).transpose(0, 1) for t in (q, k, v)]
+        span = span if asked else slice(0, slots)
+        some = dense(mine[0][:, :, span], mine[1], mine[2], visibility, span)
+        some = torch.nn.functional.pad(some, (0, 0, span.start, slots - span.stop))
+        expected = expected.index_copy(2, rows[0], some.transpose(0, 1).flatten(1, 2)[None])
+    torch.testing.assert_close(out, expected, **CLOSE)
+    assert out.abs().max() > 0.01
+    for ours, slow in zip(*(torch.autograd.grad((each * probe).sum(), (q, k, v)) for each in (out, expected))):
+        torch.testing.assert_close(ours, slow, **CLOSE)
 
 
 def test_scores_far_apart_stay_finite() -> None:

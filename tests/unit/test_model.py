@@ -5,13 +5,15 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from esolm import checkpoint
+from esolm import checkpoint, folder
 from esolm.data.tokenizer import tokenizer
 from esolm.model import Event, LanguageModel, Samples, collect, describe, load, until
 from property import toy
@@ -444,3 +446,32 @@ def test_a_loaded_model_samples_as_the_one_that_was_saved(tmp_path: Any) -> None
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no checkpoint: train it first"):
         load(tmp_path / "empty")
+
+
+def test_a_model_of_the_package_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of that name comes first."""
+    lm = model("esolm", torch.float32)
+    for home, change in ((tmp_path / "package", 0.0), (tmp_path / "here", 1.0)):
+        net = copy.deepcopy(lm.net)
+        with torch.no_grad():
+            net.head.bias[0] += change
+        (home / "small").mkdir(parents=True)
+        folder.write(home / "small", net, lm.system, lm.tokenizer)
+    monkeypatch.setattr("esolm.model.PACKAGED", tmp_path / "package")
+    assert torch.equal(load("small").net.head.bias, lm.net.head.bias)
+    with pytest.raises(ValueError, match=r"large is not a folder: .* or one of small"):
+        load("large")
+    monkeypatch.chdir(tmp_path / "here")
+    assert load("small").net.head.bias[0] == lm.net.head.bias[0] + 1
+
+
+def test_rounded_weights_are_half_as_large_and_load_as_any(tmp_path: Path) -> None:
+    lm = model("esolm", torch.float32)
+    for name, dtype in (("whole", None), ("rounded", torch.bfloat16)):
+        (tmp_path / name).mkdir()
+        folder.write(tmp_path / name, lm.net, lm.system, lm.tokenizer, dtype=dtype)
+    whole, rounded = ((tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "rounded"))
+    assert rounded < 0.7 * whole
+    found = load(tmp_path / "rounded").net.state_dict()
+    for name, value in lm.net.state_dict().items():
+        assert torch.equal(found[name], value.bfloat16().float())

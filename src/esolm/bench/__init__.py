@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import json
+import sys
 from collections.abc import Sequence
 
 NAMES = {
@@ -16,6 +19,7 @@ NAMES = {
     "start": "a new process from the shell to its first sample, and where the time goes",
     "gpt2": "our ar beside a transformers GPT-2 of equal size, data order and tokens",
     "speculative": "passes, acceptance and time of speculative sampling, beside one token at a time",
+    "points": "passes and seconds of samples of trained models under several settings",
     "machine": "matrix products and memory reads: the limits that the others are held against",
 }
 
@@ -35,13 +39,16 @@ def main(argv: Sequence[str]) -> int:
     run = importlib.import_module(f"esolm.bench.{argv[0]}").run
     parser = ArgumentParser(prog=f"esolm bench {argv[0]}", description=run.__doc__, exit_on_error=False)
     parser.add_function_arguments(run)
-    parser.add_argument("--json", type=str, default=None, help="file to write the results to")
+    parser.add_argument("--json", type=str, default=None, help="file to write the results to, or - to print them")
     try:
         options = parser.parse_args(list(argv[1:])).as_dict()
     except argparse.ArgumentError as error:
         raise ValueError(f"{' '.join(str(error).split())}. See {parser.prog} --help") from error
     target = options.pop("json")
-    result = run(**options)
-    if target:
-        save(target, {"bench": argv[0], "options": options, **result})
+    with contextlib.redirect_stdout(sys.stderr) if target == "-" else contextlib.nullcontext():
+        result = {"bench": argv[0], "options": options, **run(**options)}
+    if target == "-":
+        print(json.dumps(result))
+    elif target:
+        save(target, result)
     return 0

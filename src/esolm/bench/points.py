@@ -1,0 +1,75 @@
+"""Samples of trained models under several settings: passes and seconds of each, interleaved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..machine import keep_memory
+from ..model import LanguageModel, load
+from .report import facts, table
+from .timing import interleaved, summary
+
+OPTIONS: dict[str, Callable[[str], Any]] = {
+    "alpha_0": float,
+    "num_steps": int,
+    "sampler": str,
+    "parallelism": int,
+    "window": int,
+    "length": int,
+}
+
+
+def parse(point: str) -> tuple[str, dict[str, Any]]:
+    """`RUN key=value …` -> the run and the options.
+
+    Raises ValueError for an option that is not in OPTIONS.
+    """
+    run, *words = point.split()
+    options = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or key not in OPTIONS:
+            raise ValueError(f"{word!r} in the point {point!r}: write RUN key=value, with {', '.join(OPTIONS)}")
+        options[key] = OPTIONS[key](value)
+    return run, options
+
+
+def run(
+    points: list[str], batch: int = 1, rounds: int = 5, which: str = "best", threads: int | None = None
+) -> dict[str, Any]:
+    """Passes and seconds of a sample under several settings, every setting once a round.
+
+    Args:
+        points: the settings, each as "RUN alpha_0=0.5 num_steps=32"; also sampler, parallelism, window and length.
+        batch: samples drawn together.
+        rounds: batches of each setting.
+        which: the best or the last checkpoint of a run.
+        threads: threads to use; PyTorch's choice by default.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    keep_memory()
+    parsed = {point: parse(point) for point in points}
+    models = {name: load(name, which=which) for name in dict.fromkeys(name for name, _ in parsed.values())}
+    passes: dict[str, list[int]] = {point: [] for point in points}
+
+    def case(point: str, lm: LanguageModel, options: dict[str, Any]) -> Callable[[int], None]:
+        def draw(i: int) -> None:
+            passes[point].append(lm.sample(batch, seed=i, batch_size=batch, **options).passes)
+
+        return draw
+
+    cases = {point: case(point, models[name], options) for point, (name, options) in parsed.items()}
+    seconds = interleaved(cases, rounds)
+    found = []
+    for point in points:
+        times = summary([second / batch for second in seconds[point]])
+        mean = sum(passes[point]) / len(passes[point])
+        about = {"seconds_per_sample": times.median, "quartiles": [times.low, times.high]}
+        found.append({"point": point, "passes": mean} | about)
+    rows = [(f["point"], f["passes"], f["seconds_per_sample"]) for f in found]
+    table(f"samples in batches of {batch}", ("setting", "passes", "s/sample"), rows)
+    return {"machine": facts(), "batch": batch, "points": found}
