@@ -138,6 +138,14 @@ def judge(argv: Sequence[str]) -> int:
     return _report(function, "judge SAMPLES.jsonl JUDGE", about, argv)
 
 
+def molecules(argv: Sequence[str]) -> int:
+    """Validity, uniqueness and novelty of samples of SMILES: esolm molecules SAMPLES.jsonl [--train FILE --json]."""
+    from .molecules import molecules as function
+
+    about = "How many of the samples that `esolm sample --out` wrote are molecules, differ, and are new."
+    return _report(function, "molecules SAMPLES.jsonl", about, argv)
+
+
 def _report(function: Callable[..., dict[str, Any]], usage: str, about: str, argv: Sequence[str]) -> int:
     """Print what a function of a file finds, as lines or as JSON."""
     parser = _parser(usage, about)
@@ -206,6 +214,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "variance": variance,
     "overlap": overlap,
     "judge": judge,
+    "molecules": molecules,
     "convert": convert,
     "export": export,
     "consolidate": consolidate,

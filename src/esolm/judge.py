@@ -49,8 +49,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The samples of a file, each with its text and its tokens."""
     if not path.is_file():
         raise ValueError(f"no file {path}: write samples with `esolm sample RUN --num_samples 64 --out {path}`")
-    samples = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    if not samples or not all(isinstance(s, dict) and s.keys() >= {"text", "tokens"} for s in samples):
+    try:
+        # Not splitlines, which would also cut at a U+2028 or U+0085 inside a text.
+        samples = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
+    except ValueError:  # neither JSON nor UTF-8
+        samples = []
+    whole = (isinstance(s, dict) and isinstance(s.get("text"), str) and "tokens" in s for s in samples)
+    if not samples or not all(whole):
         raise ValueError(f"{path} has lines without `text` and `tokens`: write it with `esolm sample --out`")
     return samples
 

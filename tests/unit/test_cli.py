@@ -36,7 +36,7 @@ def test_help_needs_neither_torch_nor_extras():
 def test_the_library_needs_no_extra():
     code = (
         "import sys; import esolm; [getattr(esolm, name) for name in esolm.__all__];"
-        "extras = {'datasets', 'transformers', 'matplotlib', 'wandb', 'tensorboard', 'lm_eval'};"
+        "extras = {'datasets', 'transformers', 'matplotlib', 'wandb', 'tensorboard', 'lm_eval', 'rdkit'};"
         "sys.exit(', '.join(extras & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

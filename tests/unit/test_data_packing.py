@@ -67,6 +67,16 @@ def test_pad_is_a_document_a_row(docs: list[Doc], cut: int, length: int) -> None
     assert tally.dropped == sum(len(text) + 1 for _, text in docs) - sum(counts)
 
 
+@given(docs=documents, cut=st.integers(0, 12), length=st.integers(4, 9))
+def test_single_is_a_document_a_row_with_its_end(docs: list[Doc], cut: int, length: int) -> None:
+    rows, counts, tally = run("single", plain(docs), cut, length)
+    fitting = [text for _, text in docs if len(text) < length]
+    assert rows == [text + [EOS] * (length - len(text)) for text in fitting]
+    assert counts == [], "all tokens are scored"
+    assert (tally.documents, tally.skipped, tally.dropped) == (len(docs), len(docs) - len(fitting), 0)
+    assert (tally.tokens, tally.bytes) == (len(fitting) * length, 3 * sum(map(len, fitting)))
+
+
 @given(docs=documents, cut=st.integers(0, 12), length=st.integers(4, 12), room=st.integers(2, 4))
 def test_conditional_keeps_the_prompts_end_and_fills_with_eos(
     docs: list[Doc], cut: int, length: int, room: int
@@ -97,7 +107,7 @@ def test_the_room_of_a_prompt_does_not_depend_on_its_target() -> None:
 @pytest.mark.parametrize(
     ("name", "length", "eos", "room", "message"),
     [
-        ("wrapped", 8, EOS, 2, "no packing 'wrapped': choose one of wrap, cls, pad, conditional"),
+        ("wrapped", 8, EOS, 2, "no packing 'wrapped': choose one of wrap, cls, pad, single, conditional"),
         ("wrap", 3, EOS, 2, "length is 3: it must be at least 4"),
         ("conditional", 8, EOS, 9, "target_length is 9"),
         ("wrap", 8, None, 2, "needs an end of text"),

@@ -102,6 +102,23 @@ def test_conditional_rows(source: str, tmp_path: Path) -> None:
         assert set(target[end:]) == {text.eos_id}
 
 
+def test_single_rows_from_lines(tmp_path: Path) -> None:
+    molecules = [f"C{'C' * (i % 9)}{'=O' * (i % 2)}N" for i in range(200)]
+    (tmp_path / "d.smi").write_text("".join(f"{smiles}\n" for smiles in molecules))
+    made = prepare(f"text:{tmp_path}/d.smi", tmp_path / "out", tokenizer="bytes", length=12, packing="single")
+    assert made is not None
+    loader = Loader(tmp_path / "out", batch_size=made.splits["train"].sequences, shuffle=False)
+    x, valid, given = loader.batch(0)
+    assert (valid, given) == (None, None)
+    text = tokenizer("bytes")
+    rows = [row[: row.index(text.eos_id)] for row in x.tolist()]
+    assert all(set(row[len(ids) :]) == {text.eos_id} for row, ids in zip(x.tolist(), rows))
+    assert {text.decode(ids) for ids in rows} <= {smiles for smiles in molecules if len(smiles) < 12}
+    splits = made.splits.values()
+    assert sum(split.skipped for split in splits) == sum(len(smiles) >= 12 for smiles in molecules) > 0
+    assert sum(split.sequences + split.skipped for split in splits) == len(molecules)
+
+
 def test_a_finished_folder_is_reused_and_never_overwritten(
     source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,13 +17,16 @@ FLOORS = [
     "systems",
     "data metrics parallel ema sharded checkpoint",
     "folder evaluate model learner runs",
-    "ckpt train bench hf released convert export overlap harness judge progress info frames show picture",
+    "ckpt train bench hf released convert export overlap harness judge molecules progress info frames show picture",
     "config plan launch score demo generate reproduce cli __main__",
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
 PLACE = {room: place for rooms in FLOORS for place, room in enumerate(rooms.split())}
 ROOMS = ("net", "data", "bench", "reproduce")  # folders whose modules may import each other; systems never do
-EXTRAS = {"datasets", "transformers", "matplotlib", "tensorboard", "wandb", "zstandard", "lm_eval", "huggingface_hub"}
+EXTRAS = {
+    *("datasets", "transformers", "matplotlib", "tensorboard", "wandb", "zstandard", "lm_eval", "huggingface_hub"),
+    "rdkit",
+}
 EXTRAS_ALLOWED = (
     "data/corpora",
     "data/tokenizer",

@@ -62,7 +62,8 @@ def test_entropy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "no file"), ("", "without `text`"), ('{"text": "a"}', "without `text`")]
+    ("content", "message"),
+    [(None, "no file"), ("", "without `text`"), ('{"text": "a"}', "without `text`"), ("text", "without `text`")],
 )
 def test_wrong_files_say_what_to_do(tmp_path, content: str | None, message: str) -> None:
     file = tmp_path / "samples.jsonl"

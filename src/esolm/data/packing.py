@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-PACKINGS = ("wrap", "cls", "pad", "conditional")
+PACKINGS = ("wrap", "cls", "pad", "single", "conditional")
 
 
 class Chunk(NamedTuple):
@@ -60,6 +60,8 @@ def packing(name: str, length: int, eos_id: int | None, bos_id: int | None, targ
         return lambda chunks, tally: cls(chunks, tally, length, bos_id)
     if name == "pad":
         return lambda chunks, tally: pad(chunks, tally, length, eos_id)
+    if name == "single":
+        return lambda chunks, tally: single(chunks, tally, length, eos_id)
     return lambda chunks, tally: conditional(chunks, tally, length, eos_id, length - target_length)
 
 
@@ -99,6 +101,12 @@ def pad(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int) -> Iterato
         tally.dropped += int(cut.sum())
         tally.bytes += float((chunk.sizes * (counts / (chunk.texts + 1))).sum())
         yield Rows(tokens, counts)
+
+
+def single(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int) -> Iterator[Rows]:
+    """A document a row, then EOS to the end, all scored, so that samples end themselves: a target without a prompt."""
+    for rows in conditional(chunks, tally, length, eos, 0):
+        yield Rows(rows.tokens)
 
 
 def conditional(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int, prompt_length: int) -> Iterator[Rows]:

@@ -42,7 +42,7 @@ def prepare(
     valid: str | None = None,
     valid_fraction: float = 0.05,
     holdout: int | None = None,
-    packing: Literal["wrap", "cls", "pad", "conditional"] | None = None,
+    packing: Literal["wrap", "cls", "pad", "single", "conditional"] | None = None,
     field: str = "text",
     prompt_field: str = "prompt",
     target_field: str = "target",
@@ -67,7 +67,7 @@ def prepare(
         valid: A corpus of its own for the valid split, as a spec like `corpus`.
         valid_fraction: The share of documents, chosen by their content, that is held out otherwise.
         holdout: Hold out the last so many documents instead (openwebtext: 100000).
-        packing: wrap, cls, pad or conditional; by default what the corpus is used with (lm1b: cls, others: wrap).
+        packing: wrap, cls, pad, single or conditional; by default what the corpus is used with: lm1b cls, others wrap.
         field: The field of a JSON record that holds the text.
         prompt_field: The field of the prompt, for the conditional packing.
         target_field: The field of the target, for the conditional packing.
