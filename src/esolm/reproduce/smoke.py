@@ -59,8 +59,8 @@ def _corpora(folder: Path) -> None:
         "wikitext-2/wiki.valid.tokens": [text(30) for _ in range(8)],
         "lambada/lambada_development_plain_text.txt": [text(20) for _ in range(8)],
         "arxiv/cs.IR.jsonl": [json.dumps({"title": text(4), "abstract": text(30)}) for _ in range(8)],
-        "moses/train.100k.smi": ["CCO", "CCN", "c1ccccc1", "CC(=O)O"] * 10,
-        "moses/valid.5k.smi": ["CCC", "CCCl"] * 4,
+        "moses/train.100k.smi": ["C" * i + "O" for i in range(1, 30)],
+        "moses/valid.5k.smi": ["C" * i + "N" for i in range(1, 9)],
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("\n\n".join(lines) if name.startswith("books") else "\n".join(lines) + "\n", "utf-8")
