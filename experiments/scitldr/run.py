@@ -1,6 +1,7 @@
 """Abstract to one-sentence summary: does the abstract help, and how good is a summary after T steps?
 
-    python experiments/scitldr/run.py lines SCITLDR/train.jsonl train.jsonl     # prompt and target, for esolm prepare
+    python experiments/scitldr/run.py text SCITLDR/train.jsonl text.jsonl --abstracts ARXIV.jsonl
+    python experiments/scitldr/run.py lines SCITLDR/train.jsonl train.jsonl             # prompts and targets
     python experiments/scitldr/run.py score runs/esolm SCITLDR/dev.jsonl --out esolm.json
 
 `score` compares the bound of each true summary after its own abstract and after another one, and ROUGE of samples at
@@ -38,6 +39,14 @@ def lines(path: str, out: str) -> None:
     Path(out).write_text("".join(rows), encoding="utf-8")
 
 
+def text(path: str, abstracts: str | None, out: str) -> None:
+    """Plain text of the same kind: other abstracts, and the documents with their summaries."""
+    more = Path(abstracts).read_text(encoding="utf-8").splitlines() if abstracts else []
+    texts = [json.loads(line)["abstract"].strip() for line in more if line.strip()]
+    texts += [f"{d['prompt']}{SEPARATOR} {d['targets'][0]}" for d in read(path)]
+    Path(out).write_text("".join(json.dumps({"text": t}) + "\n" for t in texts), encoding="utf-8")
+
+
 def prompts(lm: LanguageModel, docs: list[dict[str, Any]], room: int) -> list[list[int]]:
     """The ends of the prompts, as the packing cuts them."""
     kept = lm.net.config.length - room
@@ -55,7 +64,7 @@ def bounds(lm: LanguageModel, given: list[list[int]], docs: list[dict[str, Any]]
     return found.nats / found.tokens
 
 
-def score(run: str, path: str, room: int, number: int, draws: int, steps: list[int]) -> dict[str, Any]:
+def score(run: str, path: str, room: int, number: int, draws: int, steps: list[int], top_p: float) -> dict[str, Any]:
     """All numbers of one model."""
     lm, docs = esolm.load(run), read(path)
     docs = [d for d in docs if len(lm.tokenizer.encode(d["targets"][0])) < room][:number]
@@ -65,6 +74,7 @@ def score(run: str, path: str, room: int, number: int, draws: int, steps: list[i
     about: dict[str, Any] = {
         "run": Path(run).name,
         "summaries": len(docs),
+        "top_p": top_p,
         "nats": {"own abstract": true.mean().item(), "another abstract": other.mean().item()},
         "gain": {"mean": gain.mean().item(), "stderr": (gain.std() / len(gain) ** 0.5).item()},
         "preferred": (gain > 0).double().mean().item(),
@@ -77,7 +87,7 @@ def score(run: str, path: str, room: int, number: int, draws: int, steps: list[i
     }
     rows = [[*p, *[None] * room] for p in given]
     for count in steps:
-        made = lm.sample(len(rows), tokens=rows, num_steps=count, top_p=0.9, seed=0, batch_size=32)
+        made = lm.sample(len(rows), tokens=rows, num_steps=count, top_p=top_p, seed=0, batch_size=32)
         texts = [until(t[len(p) :], lm.tokenizer.eos_id) for t, p in zip(made.tokens, given, strict=True)]
         found = overlap.best_rouge([lm.tokenizer.decode(ids) for ids in texts], references)
         about["rouge"][f"T = {count}"] = {**found, "seconds": made.seconds, "passes": made.passes}
@@ -92,6 +102,10 @@ def main() -> None:
     make = commands.add_parser("lines")
     make.add_argument("path")
     make.add_argument("out")
+    plain = commands.add_parser("text")
+    plain.add_argument("path")
+    plain.add_argument("out")
+    plain.add_argument("--abstracts", help="JSON lines with more abstracts")
     judge = commands.add_parser("score")
     judge.add_argument("run")
     judge.add_argument("path")
@@ -100,15 +114,19 @@ def main() -> None:
     judge.add_argument("--number", type=int, default=200, help="summaries to score")
     judge.add_argument("--draws", type=int, default=8, help="draws of the bound")
     judge.add_argument("--steps", type=int, nargs="+", default=[4, 16, 56])
+    judge.add_argument("--top_p", type=float, default=0.5, help="nucleus of the samples")
     options = parser.parse_args()
     if options.command == "lines":
         lines(options.path, options.out)
         return
-    found = score(options.run, options.path, options.room, options.number, options.draws, options.steps)
-    text = json.dumps(found, indent=1, ensure_ascii=False)
-    print(text)
+    if options.command == "text":
+        text(options.path, options.abstracts, options.out)
+        return
+    found = score(options.run, options.path, options.room, options.number, options.draws, options.steps, options.top_p)
+    printed = json.dumps(found, indent=1, ensure_ascii=False)
+    print(printed)
     if options.out:
-        Path(options.out).write_text(text + "\n", encoding="utf-8")
+        Path(options.out).write_text(printed + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
