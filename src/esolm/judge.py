@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .estimators import standard_error
+from .progress import watched
 
 
 def judge(file: str, judge: str, batch_size: int = 8, device: str = "cpu") -> dict[str, Any]:
@@ -49,7 +50,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The samples of a file, each with its text and its tokens."""
     if not path.is_file():
         raise ValueError(f"no file {path}: write samples with `esolm sample RUN --num_samples 64 --out {path}`")
-    samples = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    with path.open(encoding="utf-8") as lines:  # splitlines() would also split at a U+2028 inside a text
+        samples = [json.loads(line) for line in lines if line.strip()]
     if not samples or not all(isinstance(s, dict) and s.keys() >= {"text", "tokens"} for s in samples):
         raise ValueError(f"{path} has lines without `text` and `tokens`: write it with `esolm sample --out`")
     return samples
@@ -82,21 +84,28 @@ def load_judge(name: str) -> tuple[Any, Any]:
 def judged_nats(model: Any, tokenizer: Any, texts: Sequence[str], batch_size: int) -> tuple[Tensor, Tensor]:
     """Nats and tokens of each text, float64 [n]. A text is read after the judge's beginning-of-text token, or if it has
     none after its first token, which is then not scored."""
-    from rich.progress import track
-
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     rows = [start + tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and max(map(len, rows)) > limit:
         raise ValueError(f"a text of {max(map(len, rows))} tokens; the judge takes {limit}: sample shorter ones")
     nats = torch.zeros(len(rows), dtype=torch.float64)
-    device = next(model.parameters()).device
-    for first in track(range(0, len(rows), batch_size), "judging", transient=True, disable=len(rows) < 2):
-        some = rows[first : first + batch_size]
-        longest = max(2, *map(len, some))
-        x = torch.tensor([row + [0] * (longest - len(row)) for row in some], device=device)
-        real = torch.arange(longest, device=device) < torch.tensor([[len(row)] for row in some], device=device)
+    for some in watched(by_length(rows, batch_size), "judging"):
+        x, real = padded([rows[i] for i in some], 0, next(model.parameters()).device)
         logits = model(input_ids=x, attention_mask=real.long()).logits[:, :-1]
         each = F.cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten(), reduction="none").view(len(some), -1)
-        nats[first : first + batch_size] = (each.double() * real[:, 1:]).sum(1).cpu()
+        nats[some] = (each.double() * real[:, 1:]).sum(1).cpu()
     return nats, torch.tensor([max(len(row) - 1, 0) for row in rows], dtype=torch.float64)
+
+
+def by_length(rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """Indices of rows in batches of like length, the longest first: little padding, and memory fails at once."""
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    return [order[first : first + size] for first in range(0, len(order), size)]
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The rows with padding behind them, int64 [B, L], and which tokens are real, bool [B, L]; L is at least 2."""
+    longest = max(2, *map(len, rows))
+    x = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], device=device)
+    return x, torch.arange(longest, device=device) < torch.tensor([[len(row)] for row in rows], device=device)
