@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .estimators import standard_error
+from .machine import keep_memory
 from .progress import watched
 
 
@@ -30,6 +31,7 @@ def judge(file: str, judge: str, batch_size: int = 8, device: str = "cpu") -> di
         device: where the judge runs.
     """
     samples = read(Path(file))
+    keep_memory()
     model, tokenizer = load_judge(judge)
     texts = [sample["text"] for sample in samples]
     nats, counts = judged_nats(model.to(device).eval(), tokenizer, texts, batch_size)
@@ -77,6 +79,7 @@ def load_judge(name: str) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, dtype=torch.float32, **options)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"no judge could be loaded from {name!r}: {str(error).splitlines()[0]}") from error
+    model.config.use_cache = False  # every text is read once
     return model, tokenizer
 
 
@@ -92,10 +95,16 @@ def judged_nats(model: Any, tokenizer: Any, texts: Sequence[str], batch_size: in
     nats = torch.zeros(len(rows), dtype=torch.float64)
     for some in watched(by_length(rows, batch_size), "judging"):
         x, real = padded([rows[i] for i in some], 0, next(model.parameters()).device)
-        logits = model(input_ids=x, attention_mask=real.long()).logits[:, :-1]
-        each = F.cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten(), reduction="none").view(len(some), -1)
-        nats[some] = (each.double() * real[:, 1:]).sum(1).cpu()
+        logits = model(input_ids=x, attention_mask=real.long()).logits
+        # Text by text: a copy of all logits, as the whole batch would need, is hundreds of megabytes.
+        each = [_nats(ours[: len(rows[i])], row[: len(rows[i])]) for i, ours, row in zip(some, logits, x)]
+        nats[some] = torch.stack(each).cpu()
     return nats, torch.tensor([max(len(row) - 1, 0) for row in rows], dtype=torch.float64)
+
+
+def _nats(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Of all tokens but the first, float64 []."""
+    return F.cross_entropy(logits[:-1].float(), tokens[1:], reduction="none").double().sum()
 
 
 def by_length(rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:

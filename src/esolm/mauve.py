@@ -22,7 +22,8 @@ from torch.nn import functional as F
 
 from .data import Loader
 from .data.manifest import FILE as MANIFEST
-from .judge import by_length, padded, read
+from .judge import by_length, load_judge, padded, read
+from .machine import keep_memory
 from .model import until
 from .progress import watched
 
@@ -70,6 +71,7 @@ def mauve(
         raise ValueError(f"buckets is {buckets}: it must be from 2 to {fewest}, the number of texts")
     if resamples != 0 and resamples < 2:
         raise ValueError(f"resamples is {resamples}: it must be 0, for no standard error, or at least 2")
+    keep_memory()
     embed = Embedder(embedder, device)
     texts = [sample["text"] for sample in samples]
     features = embed([*texts, *theirs], batch_size)
@@ -133,26 +135,16 @@ class Embedder:
     """Features of texts by a model on the disk; nothing from its folder is run."""
 
     def __init__(self, path: str, device: str = "cpu") -> None:
-        folder = Path(path)
-        options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        if folder.suffix == ".gguf" and folder.is_file():
-            folder, options["gguf_file"] = folder.parent, folder.name
-        elif not folder.is_dir():
+        gguf = Path(path).suffix == ".gguf"
+        if not (Path(path).is_file() if gguf else Path(path).is_dir()):
             raise ValueError(f"no folder {path}: an embedder is a model of transformers on the disk, or a .gguf file")
-        try:
-            from transformers import AutoModel, AutoTokenizer
-        except ImportError as error:
-            raise ValueError("an embedder needs transformers: pip install 'esolm[hf]'") from error
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-            model = AutoModel.from_pretrained(folder, dtype=torch.float32, **options)
-        except (OSError, ValueError, ImportError, KeyError) as error:
-            raise ValueError(f"{path} is no embedder with its tokenizer: {str(error).splitlines()[0]}") from error
-        if model.config.is_encoder_decoder:
-            raise ValueError(f"{path} is an encoder with a decoder: give an encoder or a causal language model")
+        self.causal = gguf or is_causal(path)
+        if self.causal:
+            whole, self.tokenizer = load_judge(path)
+            model = whole.base_model  # without the head
+        else:
+            model, self.tokenizer = load_encoder(path)
         self.model = model.to(device).eval()
-        names = model.config.architectures or []
-        self.causal = "gguf_file" in options or any(name.endswith(CAUSAL) for name in names)
         largest = getattr(model.config, "max_position_embeddings", None) or 1 << 30
         self.limit = min(self.tokenizer.model_max_length, largest)
 
@@ -174,6 +166,38 @@ class Embedder:
             features.append(F.normalize(pooled, dim=-1).cpu())
         order = torch.tensor([i for some in batches for i in some])
         return torch.cat(features)[order.argsort()]
+
+
+def is_causal(folder: str) -> bool:
+    """Whether the model of a folder reads from left to right, by its configuration."""
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise ValueError("an embedder needs transformers: pip install 'esolm[hf]'") from error
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{folder} is no model of transformers: {str(error).splitlines()[0]}") from error
+    if config.is_encoder_decoder:
+        raise ValueError(f"{folder} is an encoder with a decoder: give an encoder or a causal language model")
+    return any(name.endswith(CAUSAL) for name in config.architectures or [])
+
+
+def load_encoder(folder: str) -> tuple[Any, Any]:
+    """The model and tokenizer of a folder; a pooling layer may be missing, for it is not used."""
+    from transformers import AutoModel, AutoTokenizer
+
+    options = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        model, found = AutoModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(f"{folder} is no encoder with its tokenizer: {str(error).splitlines()[0]}") from error
+    if len(tokenizer) < model.config.vocab_size // 2:  # without its files transformers makes an empty one
+        raise ValueError(f"{folder} has a tokenizer of {len(tokenizer)} entries: put that of the model there")
+    if missing := sorted(name for name in found["missing_keys"] if "pooler" not in name):
+        raise ValueError(f"{folder} lacks {len(missing)} weights of its model, as {missing[0]}: it would see noise")
+    return model, tokenizer
 
 
 def again(p: Tensor, q: Tensor, resamples: int, seed: int) -> list[tuple[Tensor, Tensor]]:

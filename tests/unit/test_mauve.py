@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -222,7 +223,7 @@ def test_what_cannot_be_scored_says_what_to_do(bert: str, tmp_path: Path) -> Non
         ((good, str(bad), bert), "line 1 of .* `text`"),
         ((good, few, bert), "40 samples and 3 references: MAUVE needs at least 20"),
         ((good, good, str(tmp_path / "none")), "no folder"),
-        ((good, good, str(tmp_path)), "is no embedder"),
+        ((good, good, str(tmp_path)), "is no model of transformers"),
         ((good, good, bert, 41), "from 2 to 40"),
         ((good, good, bert, None, 1), "at least 2"),
     ):
@@ -238,6 +239,22 @@ def test_an_encoder_with_a_decoder_is_no_embedder(bert: str, tmp_path: Path) -> 
     transformers.T5Model(transformers.T5Config(**sizes)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="an encoder with a decoder"):
         Embedder(str(tmp_path))
+
+
+def test_weights_that_are_missing_are_not_made_up(bert: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(bert, folder := tmp_path / "bert")
+    weights = load_file(file := folder / "model.safetensors")
+    save_file({name: w for name, w in weights.items() if "pooler" not in name}, file, {"format": "pt"})
+    torch.testing.assert_close(Embedder(str(folder))(["cat"], 1), Embedder(bert)(["cat"], 1))
+    save_file({name: w for name, w in weights.items() if "embeddings" not in name}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="lacks 5 weights of its model, as embeddings"):
+        Embedder(str(folder))
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="put that of the model there"):
+        Embedder(str(folder))
 
 
 def test_a_missing_extra_is_named(bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
