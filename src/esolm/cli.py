@@ -146,6 +146,14 @@ def molecules(argv: Sequence[str]) -> int:
     return _report(function, "molecules SAMPLES.jsonl", about, argv)
 
 
+def mauve(argv: Sequence[str]) -> int:
+    """How near samples are to real texts: esolm mauve SAMPLES.jsonl FILE.jsonl|DATA EMBEDDER [--json]."""
+    from .mauve import mauve as function
+
+    about = "MAUVE between the samples that `esolm sample --out` wrote and real texts, by a local embedder."
+    return _report(function, "mauve SAMPLES.jsonl REFERENCES EMBEDDER", about, argv)
+
+
 def _report(function: Callable[..., dict[str, Any]], usage: str, about: str, argv: Sequence[str]) -> int:
     """Print what a function of a file finds, as lines or as JSON."""
     parser = _parser(usage, about)
@@ -215,6 +223,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "overlap": overlap,
     "judge": judge,
     "molecules": molecules,
+    "mauve": mauve,
     "convert": convert,
     "export": export,
     "consolidate": consolidate,

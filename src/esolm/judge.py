@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .estimators import standard_error
+from .machine import keep_memory
+from .progress import watched
 
 
 def judge(file: str, judge: str, batch_size: int = 8, device: str = "cpu") -> dict[str, Any]:
@@ -29,6 +31,7 @@ def judge(file: str, judge: str, batch_size: int = 8, device: str = "cpu") -> di
         device: where the judge runs.
     """
     samples = read(Path(file))
+    keep_memory()
     model, tokenizer = load_judge(judge)
     texts = [sample["text"] for sample in samples]
     nats, counts = judged_nats(model.to(device).eval(), tokenizer, texts, batch_size)
@@ -80,6 +83,7 @@ def load_judge(name: str) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False, dtype=torch.float32, **options)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"no judge could be loaded from {name!r}: {str(error).splitlines()[0]}") from error
+    model.config.use_cache = False  # every text is read once
     return model, tokenizer
 
 
@@ -87,21 +91,34 @@ def load_judge(name: str) -> tuple[Any, Any]:
 def judged_nats(model: Any, tokenizer: Any, texts: Sequence[str], batch_size: int) -> tuple[Tensor, Tensor]:
     """Nats and tokens of each text, float64 [n]. A text is read after the judge's beginning-of-text token, or if it has
     none after its first token, which is then not scored."""
-    from rich.progress import track
-
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     rows = [start + tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and max(map(len, rows)) > limit:
         raise ValueError(f"a text of {max(map(len, rows))} tokens; the judge takes {limit}: sample shorter ones")
     nats = torch.zeros(len(rows), dtype=torch.float64)
-    device = next(model.parameters()).device
-    for first in track(range(0, len(rows), batch_size), "judging", transient=True, disable=len(rows) < 2):
-        some = rows[first : first + batch_size]
-        longest = max(2, *map(len, some))
-        x = torch.tensor([row + [0] * (longest - len(row)) for row in some], device=device)
-        real = torch.arange(longest, device=device) < torch.tensor([[len(row)] for row in some], device=device)
-        logits = model(input_ids=x, attention_mask=real.long()).logits[:, :-1]
-        each = F.cross_entropy(logits.flatten(0, 1).float(), x[:, 1:].flatten(), reduction="none").view(len(some), -1)
-        nats[first : first + batch_size] = (each.double() * real[:, 1:]).sum(1).cpu()
+    for some in watched(by_length(rows, batch_size), "judging"):
+        x, real = padded([rows[i] for i in some], 0, next(model.parameters()).device)
+        logits = model(input_ids=x, attention_mask=real.long()).logits
+        # Text by text: a copy of all logits, as the whole batch would need, is hundreds of megabytes.
+        each = [_nats(ours[: len(rows[i])], row[: len(rows[i])]) for i, ours, row in zip(some, logits, x)]
+        nats[some] = torch.stack(each).cpu()
     return nats, torch.tensor([max(len(row) - 1, 0) for row in rows], dtype=torch.float64)
+
+
+def _nats(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Of all tokens but the first, float64 []."""
+    return F.cross_entropy(logits[:-1].float(), tokens[1:], reduction="none").double().sum()
+
+
+def by_length(rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """Indices of rows in batches of like length, the longest first: little padding, and memory fails at once."""
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    return [order[first : first + size] for first in range(0, len(order), size)]
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The rows with padding behind them, int64 [B, L], and which tokens are real, bool [B, L]; L is at least 2."""
+    longest = max(2, *map(len, rows))
+    x = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], device=device)
+    return x, torch.arange(longest, device=device) < torch.tensor([[len(row)] for row in rows], device=device)

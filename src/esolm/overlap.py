@@ -121,7 +121,9 @@ def overlap(
     if not Path(file).is_file():
         raise ValueError(f"no file {file}: give JSON lines with {prediction!r} and {reference!r}")
     made, wanted = [], []
-    for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
+    with Path(file).open(encoding="utf-8") as opened:
+        lines = list(opened)  # splitlines() would also split at a U+2028 inside a text
+    for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
             those = record[reference]

@@ -1,13 +1,14 @@
-"""Who is told how training goes: the terminal, TensorBoard, Weights & Biases."""
+"""Who is told how work goes: the terminal, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -15,6 +16,27 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from .nested import flat
 
 Sink = Callable[[Mapping[str, Any]], None]
+T = TypeVar("T")
+_PATIENCE = 2.0  # seconds without a progress bar
+
+
+def watched(items: Sequence[T], what: str) -> Iterator[T]:
+    """Pass items on; after two seconds, on a terminal, a bar on standard error says how many are done."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True)
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(what, total=len(items))
+    start, shown = time.monotonic(), False
+    try:
+        for item in items:
+            yield item
+            bar.advance(task)
+            if not shown and console.is_terminal and time.monotonic() - start > _PATIENCE:
+                bar.start()
+                shown = True
+    finally:
+        if shown:
+            bar.stop()
 
 
 class Live:

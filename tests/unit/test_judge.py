@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esolm.data.tokenizer import tokenizer
-from esolm.judge import entropy, judge, judged_nats, load_judge
+from esolm.judge import entropy, judge, judged_nats, load_judge, read
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,6 +54,12 @@ def test_the_report_of_a_file(folder: str, tmp_path) -> None:
     assert found["entropy"] == pytest.approx((0 + math.log(4)) / 2)
     assert found["generative_perplexity"] == pytest.approx(math.exp(found["nats"]))
     assert found["bits_per_byte"] == pytest.approx(found["nats"] / math.log(2))
+
+
+def test_lines_are_not_split_inside_a_text(tmp_path) -> None:
+    sample = {"text": "a\u2028b\x85c", "tokens": [1]}
+    (file := tmp_path / "samples.jsonl").write_text(json.dumps(sample, ensure_ascii=False) + "\n", "utf-8")
+    assert read(file) == [sample]
 
 
 def test_entropy() -> None:

@@ -38,8 +38,8 @@ def test_rouge_by_hand() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = [{"prediction": "a b", "target": ["x", "a b"]}, {"prediction": "c", "target": "d"}]
-    (file := tmp_path / "p.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    records = [{"prediction": "a b", "target": ["x", "a\u2028b"]}, {"prediction": "c", "target": "d"}]
+    (file := tmp_path / "p.jsonl").write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     assert cli.main(["overlap", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"predictions": 2, "rouge1": 0.5, "rouge2": 0.5, "rougeL": 0.5}
     assert cli.main(["overlap", str(file)]) == 0
