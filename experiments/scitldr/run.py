@@ -64,7 +64,9 @@ def bounds(lm: LanguageModel, given: list[list[int]], docs: list[dict[str, Any]]
     return found.nats / found.tokens
 
 
-def score(run: str, path: str, room: int, number: int, draws: int, steps: list[int], top_p: float) -> dict[str, Any]:
+def score(
+    run: str, path: str, room: int, number: int, draws: int, steps: list[int], top_p: float = 0.5
+) -> dict[str, Any]:
     """All numbers of one model."""
     lm, docs = esolm.load(run), read(path)
     docs = [d for d in docs if len(lm.tokenizer.encode(d["targets"][0])) < room][:number]

@@ -17,7 +17,8 @@ FLOORS = [
     "systems",
     "data metrics parallel ema sharded checkpoint",
     "folder evaluate model learner runs",
-    "ckpt train bench hf released convert export overlap harness progress judge mauve molecules info frames show picture",
+    "ckpt train bench hf released convert export overlap harness progress judge mauve molecules "
+    "info frames show picture",
     "config plan launch score demo generate reproduce cli __main__",
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
