@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full lint clean
+.PHONY: demo test test-full lint experiments clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +26,9 @@ test: lint
 
 test-full: lint
 	$(BIN)/pytest -n 2
+
+experiments: $(VENV)/.test  # ESOLM_CORPORA, ESOLM_JUDGE and ESOLM_EMBEDDER say where these are
+	$(BIN)/esolm reproduce
 
 clean:
 	rm -rf $(VENV)

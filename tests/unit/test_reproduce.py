@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -171,6 +174,20 @@ def test_processes_run_in_order_and_a_failure_stops_only_what_needs_it(
     assert "one/bad failed" in said
     assert "data/nothing" in (work.folder / "logs" / "one.bad.log").read_text()
     assert titles(work.missing(["one"])) == ["one/bad", "one/lost", "one/after-lost"]
+
+
+def test_a_signal_stops_what_runs(experiments: Path) -> None:
+    """The child ends with the driver, and what it would have made is still missing."""
+    (experiments / "shared.yaml").write_text("jobs: []")
+    command = "prepare pydocs data/x --tokenizer bytes --length 32"
+    (experiments / "one" / "experiment.yaml").write_text(f"jobs: [{{name: long, command: {command}}}]")
+    work = space(experiments)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run_all(work, work.missing(["one"]), 1, Console())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert titles(work.missing(["one"])) == ["one/long"]
 
 
 def test_the_document_is_what_the_results_say(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -178,6 +179,7 @@ def run_all(workspace: Workspace, jobs: list[Job], workers: int, console: Consol
     """All jobs, so many at a time; the names of those that failed, and of those that therefore could not run."""
     waiting, running, failed = list(jobs), list[Child](), dict[str, str]()
     threads = max(1, (os.cpu_count() or 1) // workers)
+    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # both stop it the same way
     try:
         while waiting or running:
             for child in [child for child in running if child.outcome() is not None]:
@@ -205,6 +207,8 @@ def run_all(workspace: Workspace, jobs: list[Job], workers: int, console: Consol
         for child in running:
             child.stop()
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return list(failed)
 
 
