@@ -24,6 +24,7 @@ from .draw import Draw
 from .likelihood import LogProb
 from .net import fold as folding
 from .net.denoiser import Denoiser, DenoiserConfig
+from .net.graph import replayed
 from .order import Schedule
 from .randomness import Randomness, fold
 from .system import Request, Step, System, find
@@ -80,7 +81,7 @@ def load(
     if precision is not None:
         precision = machine.pick_weights(precision, torch.device(device))
         lm = load(path, weights, which, device)
-        return dataclasses.replace(lm, net=folding.fold(lm.net, precision))
+        return dataclasses.replace(lm, net=replayed(folding.fold(lm.net, precision)))
     path = Path(path)
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder: give a run folder or a checkpoint folder")

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..visibility import Packed, Visibility
 from .attention import attend, attend_asked
-from .cache import KVCache
+from .cache import KVCache, Window
 from .head import Score, score_rows
 
 TIME_FEATURES = 256
@@ -88,7 +88,7 @@ class Rows:
 class Past(NamedTuple):
     """One layer's part of a cached pass."""
 
-    cache: KVCache
+    cache: KVCache | Window
     layer: int
     seen: Tensor  # bool, or as a bias, [B|1, 1, N, S]
 
