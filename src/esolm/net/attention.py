@@ -23,11 +23,12 @@ NEAR = 1 << 21
 """Bytes of keys and values that stay in the cache of one core."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice) -> Tensor:
-    """Attention of the query slots in span, q [B, H, N, D], over all slots k, v [B, H, K, D] -> [B, H, N, D]."""
+def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice | None) -> Tensor:
+    """Attention of the query slots in span, or of all: q [B, H, N, D] over all slots k, v [B, H, K, D], as q."""
     if isinstance(visibility, Packed):
         return _packed(q, k, v, visibility, asked=False)
     slots = visibility.rank.shape[1]
+    span = slice(0, slots) if span is None else span
     whole = span.start == 0 and span.stop == slots
     if visibility.kind == "full":
         return F.scaled_dot_product_attention(q, k, v)
@@ -41,7 +42,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, spa
     return dense(q, k, v, visibility, span)
 
 
-def attend_asked(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice) -> Tensor:
+def attend_asked(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice | None) -> Tensor:
     """The same where only the rows that get logits are wanted; of packed inputs the others may be zero."""
     if isinstance(visibility, Packed):
         return _packed(q, k, v, visibility, asked=True)
@@ -82,13 +83,6 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         )
         return torch.cat([one, two], 2)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-
-
-@functools.cache
-def leave_packed_uncompiled() -> None:
-    """Called before anything is compiled: inductor fails on products of the symbolic sizes of packed inputs."""
-    global _packed
-    _packed = torch.compiler.disable(_packed)
 
 
 @functools.cache
