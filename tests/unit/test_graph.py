@@ -7,6 +7,7 @@ Shapes: B batch, L length, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -196,6 +197,47 @@ def test_what_has_no_cache_goes_straight_to_the_network() -> None:
         graphs(*call, cache=graphs.new_cache(B, 3))
 
 
-def test_a_cpu_has_no_graphs() -> None:
+def test_a_cpu_has_no_graphs_and_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU's functions that only say that they were called: once aside, and once more in a recording."""
     net = fold(toy.network())
     assert replayed(net) is net
+    said: list[str] = []
+
+    class Fake:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            said.append(f"into {self.name}")
+
+        def __exit__(self, *error: object) -> None:
+            said.append(f"out of {self.name}")
+
+        def wait_stream(self, other: Fake) -> None:
+            said.append(f"{self.name} waits for {other.name}")
+
+        def replay(self) -> None:
+            said.append("replay")
+
+    for name, fake in {
+        "graph_pool_handle": lambda: "pool",
+        "device": lambda device: Fake(str(device)),
+        "Stream": lambda: Fake("side"),
+        "current_stream": lambda: Fake("main"),
+        "stream": lambda stream: stream,
+        "CUDAGraph": lambda: Fake("graph"),
+        "graph": lambda graph, pool: Fake(f"recording in {pool}"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr(net, "embed", SimpleNamespace(weight=SimpleNamespace(device=device)))
+    graphs: Any = replayed(net)
+    assert isinstance(graphs, Graphed)
+    replay, found = graphs.capture(lambda: (said.append("step"), torch.ones(1))[1])
+    assert said == [
+        "into cuda:1", "side waits for main", "into side", "step", "out of side", "main waits for side",
+        "into recording in pool", "step", "out of recording in pool", "out of cuda:1",
+    ]  # fmt: skip
+    assert found.item() == 1
+    replay()
+    assert said[-1] == "replay"
