@@ -25,6 +25,7 @@ class Work:
     asked: float = 0.0  # rows that go through the head
     pairs: float = 0.0  # slots that see each other, in a block
     last: float = 0.0  # and in the last one
+    fill: float = 0.0  # rows that are fed to have few shapes, and neither seen nor scored
 
     def flops(self, config: DenoiserConfig) -> float:
         """Floating-point operations; past the keys and values of the last block only the asked rows go on."""
@@ -47,15 +48,20 @@ class Counter(nn.Module):
         self, tokens: Tensor, position: Tensor, visibility: Visibility | Packed, *, out: Rows, **rest: Any
     ) -> Tensor:
         """Nats of zero."""
-        asked = out.index.numel() if out.index is not None else tokens.shape[0] * (out.span.stop - out.span.start)
+        asked = torch.arange(out.select(tokens[..., None]).numel()) if out.index is None else out.index
         whole = () if isinstance(visibility, Packed) else (Part(tokens.shape[0], visibility, out.span),)
+        first = 0
         for batch, seen, span in visibility.parts if isinstance(visibility, Packed) else whole:
             copies = batch // seen.rank.shape[0]
             self.work.pairs += float(seen.dense().sum()) * copies
             self.work.last += float(seen.dense(span).sum()) * copies
+            end = first + batch * seen.rank.shape[1]
+            if seen.num_z and seen.kind != "block":  # of these z slots only those that are asked for are seen
+                self.work.fill += batch * seen.num_z - int(((asked >= first) & (asked < end)).sum())
+            first = end
         self.work.fed += tokens.shape[0] * tokens.shape[1]
-        self.work.asked += asked
-        return torch.zeros(asked)
+        self.work.asked += len(asked)
+        return torch.zeros(len(asked))
 
 
 @torch.no_grad()
@@ -65,7 +71,7 @@ def count(system: System, x: Tensor, rounds: int) -> Work:
     for i in range(rounds):
         system.terms(net, x, None, None, Randomness(fold(1, i), 0, len(x)), True)
     work = net.work
-    return Work(*(value / rounds for value in (work.fed, work.asked, work.pairs, work.last)))
+    return Work(*(value / rounds for value in dataclasses.astuple(work)))
 
 
 @dataclass(frozen=True)

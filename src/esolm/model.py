@@ -24,6 +24,7 @@ from .draw import Draw
 from .likelihood import LogProb
 from .net import fold as folding
 from .net.denoiser import Denoiser, DenoiserConfig
+from .net.graph import replayed
 from .order import Schedule
 from .randomness import Randomness, fold
 from .system import Request, Step, System, find
@@ -84,7 +85,7 @@ def load(
     if precision is not None:
         precision = machine.pick_weights(precision, torch.device(device))
         lm = load(path, weights, which, device)
-        return dataclasses.replace(lm, net=folding.fold(lm.net, precision))
+        return dataclasses.replace(lm, net=replayed(folding.fold(lm.net, precision)))
     path = find_folder(path)
     if exported.is_model(path):
         if weights != "ema":

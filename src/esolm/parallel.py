@@ -7,6 +7,7 @@ goes over all processes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import time
@@ -24,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import __version__, machine
 from .nested import differing
-from .net.attention import leave_packed_uncompiled
+from .net import attention, head
 from .options import Compute
 
 T = TypeVar("T")
@@ -209,9 +210,9 @@ def shard(net: nn.Module, compute: Compute, ranks: Ranks) -> None:
         return
     blocks = cast(Any, net).blocks
     if compute.compile:
-        leave_packed_uncompiled()
+        _leave_uncompiled()
         for block in blocks:
-            block.compile()
+            block.compile(dynamic=True)
     if compute.parallel != "fsdp":
         return
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -230,11 +231,19 @@ def shard(net: nn.Module, compute: Compute, ranks: Ranks) -> None:
 def connect(net: nn.Module, compute: Compute, ranks: Ranks) -> Callable:
     """What to call for training: the network, its gradients meeting those of the other processes."""
     if ranks.world == 1 and compute.compile:
-        leave_packed_uncompiled()
-        return torch.compile(net)
+        _leave_uncompiled()
+        return torch.compile(net, dynamic=True)
     if ranks.world == 1:
         return net
     return net if compute.parallel == "fsdp" else DistributedDataParallel(net)
+
+
+@functools.cache
+def _leave_uncompiled() -> None:
+    """Called before anything is compiled. Inductor fails on the symbolic sizes of packed inputs; loops over stairs and
+    over chunks of rows would be unrolled, for every number of rows anew."""
+    for module, name in ((attention, "_packed"), (attention, "_fast"), (head, "_chunked")):
+        setattr(module, name, torch.compiler.disable(getattr(module, name)))
 
 
 def meeting(net: Callable, last: bool) -> AbstractContextManager[Any]:

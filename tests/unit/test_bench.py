@@ -12,11 +12,13 @@ from esolm import cli
 from esolm.bench import draw, latency, precision, sample, train, weak
 from esolm.bench.naive import Naive, multinomial, sorted_nucleus
 from esolm.bench.plain import Plain
+from esolm.counting import count
 from esolm.draw import Draw
 from esolm.likelihood import order_nats
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
 from esolm.net.fold import Folded, fold
 from esolm.randomness import Randomness
+from esolm.randomness import fold as fold_key
 from esolm.system import find
 from esolm.visibility import by_order
 from property import toy
@@ -68,6 +70,36 @@ def test_a_cached_step_can_be_repeated() -> None:
     assert torch.equal(step(1), first)
 
 
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_the_compiled_step_has_the_same_logits(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiler == "eager":
+        compiled = torch.compile
+        monkeypatch.setattr(torch, "compile", lambda net, dynamic, options: compiled(net, backend="eager"))
+    found = []
+    with latency.quiet():
+        net = latency.network(1, 64, 50)
+        for make in (latency.cached_step, latency.frozen_step):
+            torch.manual_seed(0)  # the same keys and values
+            step = make(net, 12, 1, 1) if make is latency.cached_step else make(net, 12, 1, torch.float32)
+            found += [step(0), step(1)]
+    for logits in found[1:]:
+        torch.testing.assert_close(logits, found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_that_does_not_compile_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(torch.nn.Module):
+        def __init__(self, net) -> None:
+            super().__init__()
+            self.config, self.new_cache = net.config, net.new_cache
+
+        def forward(self, *given, **more):
+            raise RuntimeError("no C++ compiler\nin a long story")
+
+    monkeypatch.setattr(torch, "compile", lambda net, **options: Broken(net))
+    with pytest.raises(ValueError, match=r"cannot be compiled here: no C\+\+ compiler\. Leave --compiled out"):
+        latency.run(layers=1, width=64, vocab_size=50, context=8, compiled=True)
+
+
 def test_gpt2_reads_the_same_context_in_every_step() -> None:
     pytest.importorskip("transformers")
     step = latency.gpt2_step(2, 64, 50, 12, torch.float32)
@@ -79,39 +111,57 @@ def test_gpt2_reads_the_same_context_in_every_step() -> None:
 
 @pytest.mark.parametrize("name", sample.SYSTEMS)
 def test_a_sample_goes_on_behind_what_is_given(name: str) -> None:
-    """Behind the first step, and at the place that was asked for: what a step feeds is what it would feed there."""
-    word, options, repeat = sample.SYSTEMS[name]
-    net, given, length = fold(latency.network(1, 64, 50)), 32, 64
+    """What a step feeds is what it would feed there, round after round."""
+    net, given, length = fold(latency.network(1, 64, 50)), 32, 128
+    repeat = sample.SYSTEMS[name][2]
     fed: list[tuple[int, int]] = []
 
     class Spy:
-        config, embed, new_cache = net.config, net.embed, net.new_cache
+        config, embed = net.config, net.embed
 
         def __call__(self, tokens, position, visibility, cache=None, **rest):
             fed.append((0 if cache is None else cache.extent, tokens.shape[1]))
             return net(tokens, position, visibility, cache=cache, **rest)
 
-    go = sample.several(sample.start(Spy(), find(word)(mask_id=49, **options), length, given, B), repeat, repeat)
-    skipped = len(fed)
-    go(0)
-    steps = fed[skipped:]
-    assert len(steps) == repeat
+    sampling = sample.Sampling(Spy(), net.new_cache(B, length), name, length, given, B)
+    for i in range(3):
+        sampling.ready(i)
+        assert len(fed) == i * min(repeat, 2)  # what is passed over costs nothing
+        for _ in range(min(repeat, 2)):
+            sampling.step(i)
     if name == sample.MDLM:
-        assert steps == [(0, length)]
+        assert fed == [(0, length)] * 3
     elif name == "ar":
-        assert steps == [(given + 1, 1)]
+        assert fed == [(given + 1 + i, 1) for i in range(3)]
     elif name == sample.ESOLM:
-        assert steps == [(given, 2)]
+        assert fed == [(given + i, 2) for i in range(3)]
     else:  # the first pass of a block also commits the block before it
-        assert steps == [(given, 2 * repeat)] + [(given + repeat, repeat)] * (repeat - 1)
+        at = [given + i * repeat for i in range(4)]
+        assert fed == [pair for i in range(3) for pair in ((at[i], 2 * repeat), (at[i + 1], repeat))]
 
 
 def test_a_sample_that_ends_too_early_says_so() -> None:
-    net, system = fold(latency.network(1, 64, 50)), find("ar")(mask_id=49)
-    go = sample.several(sample.start(net, system, 16, 12, 1), 3, 1)
-    go(0)
+    net = fold(latency.network(1, 64, 50))
+    sampling = sample.Sampling(net, net.new_cache(1, 17), "ar", 16, 13, 1)
+    sampling.ready(0)
+    for i in range(2):
+        sampling.step(i)
     with pytest.raises(AssertionError, match="come to its end"):
-        go(1)
+        sampling.step(2)
+    with pytest.raises(ValueError, match="length 128 with 4 places and 3 rounds"):
+        sample.run(lengths=[128])
+
+
+def test_a_sample_is_the_mean_over_places_of_weighed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that charges the first step of a block 10 and any other 1, at places where all steps cost alike."""
+    monkeypatch.setattr(
+        sample, "interleaved",
+        lambda cases, rounds, before: {case: [10.0 if case.endswith("first") else 1.0] * rounds for case in cases},
+    )  # fmt: skip
+    nets = {"float32": fold(latency.network(1, 64, 50))}
+    found = sample.cached(nets, 256, 1, 2, 3)
+    expected = {"esolm": 10.0, "ar": 10.0, "bd3lm, block 4": 13 / 4, "bd3lm, block 16": 25 / 16}
+    assert found == {(name, "float32"): [256 * seconds] * 3 for name, seconds in expected.items()}
 
 
 SMALL = ("--vocab_size=50", "--rounds=2")
@@ -126,7 +176,7 @@ STEP = ("--vocabularies=[50]", "--lengths=[16]", "--tokens=64", "--layers=1", "-
         (["latency", *SMALL, "--layers=1", "--width=64", "--context=8", "--contexts=[8]", "--parallelism=[1,2]"],
          {"steps", "by_context", "by_parallelism", "gemm_gflops", "context"}),
         (["sample", *SMALL, "--layers=1", "--width=64", "--lengths=[256]", "--batches=[1,2]", "--places=1",
-          "--mdlm_tokens=256"], {"cases"}),
+          "--mdlm_tokens=256"], {"method", "cases"}),
         (["start", "--vocab_size=50", "--rounds=1", "--layers=1", "--width=64", "--length=8", "--num_steps=4"],
          {"seconds"}),
         (["train", *STEP, "--plain=true", "--systems=['mdlm']"], {"precision", "cases"}),
@@ -193,6 +243,29 @@ def test_the_plain_twin_has_the_same_loss_and_gradient(name: str) -> None:
     assert len(found[0]) > 10
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_padding_is_what_is_fed_and_neither_seen_nor_scored() -> None:
+    """By hand for Eso-LM: the z half is as long as its longest row, in steps of 8, and only masks are wanted there."""
+    x, system = torch.randint(0, V - 1, (8, 64)), find("esolm")(mask_id=V - 1, alpha_0=0.5)
+    calls = []
+
+    class Spy(torch.nn.Module):
+        def forward(self, tokens, position, visibility, *, out, **rest):
+            calls.append((tokens.numel(), visibility, out))
+            return torch.zeros(len(out.index))
+
+    system.terms(Spy(), x, None, None, Randomness(fold_key(1, 0), 0, 8), True)
+    ((fed, packed, out),) = calls
+    two = packed.parts[1]
+    assert two.visibility.num_z % 8 == 0
+    masks = int((out.index >= packed.parts[0].batch * 64).sum())
+    work = count(system, x, 1)
+    assert work.fed == fed
+    assert work.fill == two.batch * two.visibility.num_z - masks > 0
+    for name in ("mdlm", "bd3lm, block 16", "esolm, alpha_0 1", "esolm any_order, alpha_0 0.5"):
+        kind, options = train.SYSTEMS[name]
+        assert count(find(kind)(mask_id=V - 1, **options), x, 1).fill == 0
 
 
 def test_weak_scaling_times_every_mode() -> None:

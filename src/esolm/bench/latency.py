@@ -6,6 +6,7 @@ longer than that. Both limits are measured in the same rounds as the steps.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from .. import machine
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
-from ..net.fold import fold
+from ..net.fold import PRECISIONS, fold
 from ..visibility import by_order
 from .machine import gemm
 from .naive import Naive
@@ -51,6 +52,21 @@ def cached_step(net: Any, context: int, clean: int, masks: int, batch: int = 1) 
     call = tokens, rank.expand(batch, -1), by_order(rank)
     out = Rows(slice(clean, clean + masks))
     return lambda i: net(*call, cache=cache, out=out)
+
+
+def frozen_step(net: Denoiser, context: int, clean: int, dtype: torch.dtype) -> Step:
+    """The step of the network as trained through torch.compile, its weights constants: the compiler itself folds AdaLN,
+    packs weights and fuses the rest. Raises ValueError where that fails, as without a C++ compiler."""
+    low = copy.deepcopy(net).to(dtype)
+    step = cached_step(
+        torch.compile(low, dynamic=False, options={"freezing": True, "max_autotune": True}), context, clean, 1
+    )
+    try:
+        step(0)
+    except RuntimeError as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"the step cannot be compiled here: {reason}. Leave --compiled out") from error
+    return step
 
 
 def gpt2_step(layers: int, width: int, vocab_size: int, context: int, dtype: torch.dtype) -> Step | None:
@@ -120,6 +136,7 @@ def run(
     vocab_size: int = 50258,
     context: int = 512,
     rounds: int = 15,
+    compiled: bool = False,
     threads: int | None = None,
     plot: str | None = None,
 ) -> dict[str, Any]:
@@ -134,6 +151,7 @@ def run(
         vocab_size: entries of the vocabulary, the mask included.
         context: length of the cache in the table and in the second curve.
         rounds: how often each case is timed.
+        compiled: also the step through torch.compile with frozen weights, which takes minutes to compile.
         threads: threads to use; PyTorch's choice by default.
         plot: file to draw the two curves in (needs esolm[plot]).
     """
@@ -145,7 +163,7 @@ def run(
         nets: dict[str, Any] = {p: fold(net, p) for p in precisions}
         gflops = {"float32": gemm(torch.float32), "bf16": gemm(torch.bfloat16)}
         read = read_step()
-        steps = single(net, nets, context, rounds, read)
+        steps = single(net, nets, context, rounds, read, compiled)
         lengths = contexts or [512, 1024, 2048, 4096, 8192]
         masks = parallelism or [1, 2, 4, 8, 16, 32, 64]
         along = curve(nets, [(c, 1) for c in lengths], rounds, gflops, read)
@@ -164,7 +182,9 @@ def run(
     return result
 
 
-def single(net: Denoiser, nets: dict[str, Any], context: int, rounds: int, read: Step) -> dict[str, Any]:
+def single(
+    net: Denoiser, nets: dict[str, Any], context: int, rounds: int, read: Step, compiled: bool
+) -> dict[str, Any]:
     """The table: each precision for Eso-LM and AR, the twins, and GPT-2."""
     c = net.config
     cases: dict[str, Step] = {READ: read, NAIVE: cached_step(Naive(net), context, 1, 1)}
@@ -172,6 +192,8 @@ def single(net: Denoiser, nets: dict[str, Any], context: int, rounds: int, read:
     for name, each in nets.items():
         cases[f"Eso-LM, {name}"] = cached_step(each, context, 1, 1)
         cases[f"AR, {name}"] = cached_step(each, context, 0, 1)
+        if compiled and name != "int8":
+            cases[f"Eso-LM compiled, {name}"] = frozen_step(net, context, 1, PRECISIONS[name])
     for name, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
         if (step := gpt2_step(c.layers, c.width, c.vocab_size, context, dtype)) is not None:
             cases[f"transformers GPT-2, {name}"] = step
@@ -191,7 +213,7 @@ def single(net: Denoiser, nets: dict[str, Any], context: int, rounds: int, read:
             "megabytes": round(amount / 1e6, 1),
             "share_of_bandwidth": round(share.median, 3),
         }
-        if name.startswith("Eso-LM"):
+        if name.startswith("Eso-LM,"):
             more = ratio(seconds[name], seconds[f"AR, {precision}"])
             found[name]["over_ar"] = round(more.median, 3)
     return {"read_gb_per_s": round(READ_BYTES / summary(seconds[READ]).median / 1e9, 1), "cases": found}

@@ -19,8 +19,14 @@ class Timing(NamedTuple):
     high: float
 
 
-def interleaved(cases: Mapping[str, Callable[[int], object]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
-    """Seconds of each call case(round), round by round; the warm-up rounds are not counted."""
+def interleaved(
+    cases: Mapping[str, Callable[[int], object]],
+    rounds: int,
+    warmup: int = 1,
+    before: Mapping[str, Callable[[int], object]] | None = None,
+) -> dict[str, list[float]]:
+    """Seconds of each call case(round), round by round; the warm-up rounds are not counted, and neither is what has to
+    be done before a case."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(compact=True))
     with Progress(*columns, transient=True) as bar:
@@ -28,6 +34,8 @@ def interleaved(cases: Mapping[str, Callable[[int], object]], rounds: int, warmu
         for i in range(rounds + warmup):
             for name, case in cases.items():
                 bar.update(task, description=name)
+                if before and name in before:
+                    before[name](i)
                 synchronize()
                 start = time.perf_counter()
                 case(i)

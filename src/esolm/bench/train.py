@@ -65,7 +65,8 @@ def measure(
     x = torch.randint(0, vocab_size - 1, (batch, length))
     chosen = {name: SYSTEMS[name] for name in ("mdlm", *names)}
     systems: dict[str, System] = {k: find(n)(mask_id=vocab_size - 1, **o) for k, (n, o) in chosen.items()}
-    flops = {name: count(system, x, rounds).flops(config) for name, system in systems.items()}
+    work = {name: count(system, x, rounds) for name, system in systems.items()}
+    flops = {name: counted.flops(config) for name, counted in work.items()}
     steps = {name: training_step(system, net, x, precision) for name, system in systems.items()}
     # Each step is held against a step of mdlm just before it: the machine's speed drifts within a round.
     pairs = ({f"mdlm, {name}": steps["mdlm"], name: step} for name, step in steps.items())
@@ -79,6 +80,7 @@ def measure(
             "quartiles": [round(against.low, 3), round(against.high, 3)],
             "predicted_ratio": round(counted, 3),
             "over_prediction": round(against.median / counted, 3),
+            "padding_share": round(work[name].fill / work[name].fed, 4),
             "seconds": round(times.median, 4),
             "tokens_per_second": round(batch * length / times.median),
             "gflops": round(3 * flops[name] / times.median / 1e9, 1),
@@ -132,10 +134,10 @@ def run(
             batch = max(tokens // length, 4)
             found = measure(names, length, vocab_size, batch, layers, width, rounds, precision)
             cases.append(found)
-            columns = ("system", "× mdlm", "quartiles", "counted", "over", "tokens/s", "GFLOP/s")
+            columns = ("system", "× mdlm", "quartiles", "counted", "over", "padding", "tokens/s", "GFLOP/s")
             rows = [
                 (name, r["ratio_to_mdlm"], "{:.2f}-{:.2f}".format(*r["quartiles"]), r["predicted_ratio"],
-                 r["over_prediction"], r["tokens_per_second"], r["gflops"])
+                 r["over_prediction"], f"{r['padding_share']:.1%}", r["tokens_per_second"], r["gflops"])
                 for name, r in found["systems"].items()
             ]  # fmt: skip
             table(f"L = {length}, V = {vocab_size}, {layers} x {width}, {precision}", columns, rows)

@@ -26,11 +26,12 @@ NEAR = 1 << 21
 """Bytes of keys and values that stay in the cache of one core."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice) -> Tensor:
-    """Attention of the query slots in span, q [B, H, N, D], over all slots k, v [B, H, K, D] -> [B, H, N, D]."""
+def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice | None) -> Tensor:
+    """Attention of the query slots in span, or of all: q [B, H, N, D] over all slots k, v [B, H, K, D], as q."""
     if isinstance(visibility, Packed):
         return _packed(q, k, v, visibility, asked=False)
     slots = visibility.rank.shape[1]
+    span = slice(0, slots) if span is None else span
     whole = span.start == 0 and span.stop == slots
     if visibility.kind == "full":
         return F.scaled_dot_product_attention(q, k, v)
@@ -40,11 +41,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, spa
     if visibility.kind == "causal" and whole and (q.is_cuda or not q.requires_grad or _step(slots) >= slots):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     if visibility.kind in (*HALVES, "causal") and not q.is_cuda and piece.fast:
-        return _Fast.apply(q, k, v, (piece,))
+        return _fast(q, k, v, (piece,))
     return dense(q, k, v, visibility, span)
 
 
-def attend_asked(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice) -> Tensor:
+def attend_asked(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice | None) -> Tensor:
     """The same where only the rows that get logits are wanted; of packed inputs the others may be zero."""
     if isinstance(visibility, Packed):
         return _packed(q, k, v, visibility, asked=True)
@@ -60,7 +61,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, asked: bool) -> Ten
         pieces.append(Piece(part.visibility, part.asked if asked else slice(0, slots), place))
         first += part.batch * slots
     if not q.is_cuda and all(piece.fast for piece in pieces):
-        return _Fast.apply(q, k, v, tuple(pieces))
+        return _fast(q, k, v, tuple(pieces))
     found = []
     for piece in pieces:
         q_i, k_i, v_i = (piece.of(t) for t in (q, k, v))
@@ -90,13 +91,6 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         )
         return torch.cat([one, two], 2)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-
-
-@functools.cache
-def leave_packed_uncompiled() -> None:
-    """Called before anything is compiled: inductor fails on products of the symbolic sizes of packed inputs."""
-    global _packed
-    _packed = torch.compiler.disable(_packed)
 
 
 @functools.cache
@@ -150,6 +144,10 @@ class Piece(NamedTuple):
     def partial(self) -> bool:
         """Whether rows are left out that the tensors have."""
         return self.place is not None and self.span != slice(0, self.place.slots)
+
+
+def _fast(q: Tensor, k: Tensor, v: Tensor, pieces: tuple[Piece, ...]) -> Tensor:
+    return _Fast.apply(q, k, v, pieces)
 
 
 class _Fast(torch.autograd.Function):

@@ -5,6 +5,9 @@ Shapes: B batch, H heads, C capacity, N new slots, S slots in use, D head width.
 
 from __future__ import annotations
 
+import copy
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -28,6 +31,11 @@ class KVCache:
         shape = (batch, heads, capacity, head_width)
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self._clear()
+
+    def _clear(self) -> None:
+        batch, _, capacity, _ = self.keys[0].shape
+        device = self.keys[0].device
         self.ranks = torch.full((batch, capacity), HIDDEN, dtype=torch.long, device=device)
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
         self.extent = 0  # the longest row, known without asking the device
@@ -35,6 +43,20 @@ class KVCache:
         self.shared = True  # and the same ranks
         self._slot: Tensor | None = None  # where this pass writes, int [B, N], unless all rows are even
         self._new: Tensor | None = None  # the ranks of this pass
+
+    def again(self) -> KVCache:
+        """An empty cache in the memory of this one: what either writes, the other loses."""
+        found = copy.copy(self)
+        found._clear()
+        return found
+
+    def slots(self, new: int) -> Tensor:
+        """Where a pass over so many slots writes, int [B, N]."""
+        return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
+
+    def window(self, length: int, slot: Tensor) -> Window:
+        """The first `length` slots, written at `slot`, int [B, N]; it does not keep this object alive."""
+        return Window([t[:, :, :length] for t in self.keys], [t[:, :, :length] for t in self.values], slot)
 
     def place(self, visibility: Visibility) -> Tensor:
         """Begin a pass: who sees whom among the committed and the new slots, bool [B|1, 1, N, S]."""
@@ -52,7 +74,7 @@ class KVCache:
             clique = torch.cat([torch.full_like(past, -1), visibility.clique.expand(rows, -1)], 1)
         else:
             rows = self.lengths.shape[0]
-            self._slot = self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
+            self._slot = self.slots(new)
             column = torch.arange(used, device=self.lengths.device)
             past = torch.where(column < self.lengths[:, None], self.ranks[:, :used], HIDDEN)
             rank = past.scatter(1, self._slot, visibility.rank.expand(rows, -1))
@@ -68,9 +90,7 @@ class KVCache:
             keys[:, :, self.extent : end] = k
             values[:, :, self.extent : end] = v
         else:
-            slot = self._slot[:, None, :, None].expand_as(k)
-            keys.scatter_(2, slot, k.to(keys.dtype))
-            values.scatter_(2, slot, v.to(values.dtype))
+            Window(self.keys, self.values, self._slot).extend(layer, k, v)
         return keys[:, :, :end], values[:, :, :end]
 
     def commit(self, count: int | Tensor, most: int | None = None, longest: int | None = None) -> None:
@@ -91,3 +111,19 @@ class KVCache:
         self.lengths = self.lengths + count
         self.extent = end
         self._new = None
+
+
+class Window(NamedTuple):
+    """Some slots of a cache in fixed memory, all of which are read: what a pass reads and writes is data, not shape."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    slot: Tensor  # int [B, N], where the new slots are
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write k, v [B, H, N, D]; all keys and values, [B, H, S, D]."""
+        keys, values = self.keys[layer], self.values[layer]
+        slot = self.slot[:, None, :, None].expand_as(k)
+        keys.scatter_(2, slot, k.to(keys.dtype))
+        values.scatter_(2, slot, v.to(values.dtype))
+        return keys, values

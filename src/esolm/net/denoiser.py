@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..visibility import Packed, Visibility
 from .attention import attend, attend_asked
-from .cache import KVCache
+from .cache import KVCache, Window
 from .head import Score, score_rows
 
 TIME_FEATURES = 256
@@ -88,7 +88,7 @@ class Rows:
 class Past(NamedTuple):
     """One layer's part of a cached pass."""
 
-    cache: KVCache
+    cache: KVCache | Window
     layer: int
     seen: Tensor  # bool, or as a bias, [B|1, 1, N, S]
 
@@ -222,8 +222,8 @@ class Block(nn.Module):
         rows: Rows | None,
     ) -> Tensor:
         """Mixed values [B, N, W], or of the selected rows."""
-        batch, slots, width = a.shape
-        span = slice(0, slots) if rows is None else rows.span
+        batch, _, width = a.shape
+        span = None if rows is None or isinstance(visibility, Packed) else rows.span
         if rows is None:
             q, k, v = self.attn_qkv(a).chunk(3, -1)
         else:
@@ -232,12 +232,14 @@ class Block(nn.Module):
             q = rows.place(F.linear(rows.select(a), weight[:width]), batch)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))  # [B, H, N, D]
         cos, sin = rotary
-        q, k = rotate(q, cos[:, :, span], sin[:, :, span]), rotate(k, cos, sin)
+        q = rotate(q, cos, sin) if span is None else rotate(q, cos[:, :, span], sin[:, :, span])
+        k = rotate(k, cos, sin)
         if past is None:
             mixed = (attend if rows is None else attend_asked)(q, k, v, visibility, span)
         else:
             k, v = past.cache.extend(past.layer, k, v)
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=past.seen[:, :, span])
+            seen = past.seen if span is None else past.seen[:, :, span]
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         mixed = mixed.transpose(1, 2).flatten(2)
         return mixed if rows is None or rows.index is None else mixed.flatten(0, 1).index_select(0, rows.index)
 
@@ -277,7 +279,11 @@ def rotary_table(position: Tensor, config: DenoiserConfig, dtype: torch.dtype) -
 
 def rotate(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of [B, H, N, D] over the whole head: pairs (i, i + D/2)."""
-    return _Rotate.apply(t, cos.to(t.dtype), sin.to(t.dtype))
+    cos, sin = cos.to(t.dtype), sin.to(t.dtype)
+    if torch.compiler.is_compiling():  # which fuses this by itself, and stops at results that are written in place
+        a, b = t.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return _Rotate.apply(t, cos, sin)
 
 
 class _Rotate(torch.autograd.Function):

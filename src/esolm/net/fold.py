@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ..terms import token_nats
 from ..visibility import Visibility
 from .attention import attend, attend_cached
-from .cache import KVCache
+from .cache import KVCache, Window
 from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rows, modulate, rotary_table
 from .head import CHUNK, Score
 
@@ -174,17 +174,28 @@ class Folded:
         """As Denoiser.forward; raises ValueError for a time, which is zero here."""
         if time is not None:
             raise ValueError("a folded network is that of time zero: leave time out, or use the network as trained")
+        bias = None if cache is None else as_bias(cache.place(visibility), self.embed.weight.dtype)
+        h = self.rows(tokens, position, visibility, cache, bias, out or Rows(slice(0, tokens.shape[1])))
+        return self.head(h) if score is None else self.nats(h.flatten(0, -2), score)
+
+    def rows(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        visibility: Visibility,
+        cache: KVCache | Window | None,
+        bias: Tensor | None,
+        rows: Rows,
+    ) -> Tensor:
+        """What the head is given for the asked rows; with a cache the bias [B|1, 1, N, S] says who sees whom."""
         table = self.embed.weight
         h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
-        h, rows = h.to(self.stream), out or Rows(slice(0, h.shape[1]))
-        rotary = wide_table(position, self.config, table.dtype)
-        bias = None if cache is None else as_bias(cache.place(visibility), table.dtype)
+        h, rotary = h.to(self.stream), wide_table(position, self.config, table.dtype)
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             past = None if cache is None or bias is None else Past(cache, i, bias)
             h = block(h, rotary, visibility, past, rows if i == last else None)
-        h = self.norm(h)
-        return self.head(h) if score is None else self.nats(h.flatten(0, -2), score)
+        return self.norm(h)
 
     def nats(self, h: Tensor, score: Score) -> Tensor:
         """weight * -log p(target): h [R, W] -> [R], some rows at a time."""

@@ -31,6 +31,10 @@ def score_rows(head: nn.Linear, h: Tensor, score: Score) -> Tensor:
     if h.shape[0] * head.weight.shape[0] <= WHOLE:
         nats = token_nats(head(h), score.target, score.exclude)
         return nats if score.weight is None else nats * score.weight.to(nats.dtype)
+    return _chunked(head, h, score)
+
+
+def _chunked(head: nn.Linear, h: Tensor, score: Score) -> Tensor:
     kind = h.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
     with torch.autocast(kind, enabled=False):
