@@ -267,19 +267,22 @@ class Stairs(NamedTuple):
         return self.bias[:, :, call.rows, call.keys] if self.bias is not None and call.sees == "bias" else None
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=8)
 def _stairs(visibility: Visibility, start: int, stop: int, dtype: torch.dtype) -> Stairs:
     """What the queries from start to stop see of x. The bias is finite: a query that sees no x has a log-sum-exp of
     -1e9 there, and so no weight once its own key is merged in. All layers of a pass share it."""
     num_z, kind = visibility.num_z, visibility.kind
     keys, queries = visibility.rank.shape[1] - num_z, stop - start
     size, whole = _step(keys), start == 0 and stop == num_z + keys
-    every, x = slice(0, keys), slice(num_z, queries)
+    every, z, x = slice(0, keys), slice(0, num_z), slice(num_z, queries)
     if whole and kind in ("full", "causal"):
         calls = [Call(every, every, "causal" if kind == "causal" else "all")]
-        return _with_backward(
-            calls, None, _columns(every, 0, 0, keys, size) if kind == "causal" else calls, queries, keys
-        )
+        columns = _columns(every, 0, 0, keys, size) if kind == "causal" else calls
+        return _with_backward(calls, None, columns, queries, keys)
+    if whole and kind == "two_stream" and size < keys:  # x is causal and needs no bias
+        above = _stairs(visibility, 0, num_z, dtype)
+        columns = [*_columns(x, 0, 0, keys, size), *_columns(z, keys - num_z, 1, keys, size)]
+        return _with_backward([Call(x, every, "causal"), *above.calls], above.bias, columns, queries, keys)
     rank, horizon = visibility.rank[:, num_z:], visibility.horizon[:, start:stop]
     hidden = rank[:, None] > horizon[:, :, None]
     bias = torch.zeros(hidden.shape, dtype=dtype, device=rank.device).masked_fill_(hidden, -1e9)[:, None]
@@ -287,13 +290,8 @@ def _stairs(visibility: Visibility, start: int, stop: int, dtype: torch.dtype) -
     starts = (*range(0, num_z, size), *range(num_z, queries, size)) if size < queries else (0,)
     rows = (slice(i, j) for i, j in pairwise(sorted({*starts, queries})))
     calls = sorted((Call(at, slice(0, max(reach[at])), "bias") for at in rows), key=lambda call: -call.keys.stop)
-    if kind != "two_stream" or size >= keys:
-        return _with_backward(calls, bias, calls, queries, keys)
-    columns = _columns(slice(0, num_z), keys - num_z, 1, keys, size)
-    if whole:  # x is causal and needs no bias
-        calls = [Call(x, every, "causal"), *(call for call in calls if call.rows.start < num_z)]
-        columns = [*_columns(x, 0, 0, keys, size), *columns]
-    return _with_backward(calls, bias, columns, queries, keys)
+    by_column = kind == "two_stream" and size < keys
+    return _with_backward(calls, bias, _columns(z, keys - num_z, 1, keys, size) if by_column else calls, queries, keys)
 
 
 def _columns(rows: slice, place: int, strict: int, keys: int, size: int) -> list[Call]:
