@@ -181,15 +181,19 @@ def test_it_is_a_copy() -> None:
 
 
 @pytest.mark.usefixtures("bf16")
-@pytest.mark.parametrize("keys", [5, attention.NEAR // (4 * 2 * 8) // 2 + 1])
-def test_two_rows_are_attended_as_one_call_would(keys: int) -> None:
-    """Near keys take two calls of one row in bf16, far ones a single call; outputs are averages, and so below 1."""
-    q, k, v = (torch.randn(1, 2, n, 8).tanh() for n in (2, keys, keys))
-    seen = torch.ones(1, 1, 2, keys, dtype=torch.bool)
-    seen[..., 0, -1] = False
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_new_rows_are_attended_as_one_call_would(rows: int, labels: int) -> None:
+    """Two rows have a way of their own in bf16; outputs are averages, and so below 1. Keys are some slots of a buffer,
+    which is read where it is."""
+    batch, keys = 3, 40
+    q, k, v = (torch.randn(batch, 2, n, 8).tanh() for n in (rows, keys + 9, keys + 9))
+    seen = torch.rand(labels, 1, rows, keys) < 0.8
+    seen[..., 0] = True
     bias = folding.as_bias(seen, torch.float32)
-    expected = scaled_dot_product_attention(q, k, v, attn_mask=seen)
-    torch.testing.assert_close(attention.attend_cached(q, k, v, bias), expected)
-    low = attention.attend_cached(*(t.bfloat16() for t in (q, k, v, bias)))
-    assert low.shape == expected.shape
-    assert (low.float() - expected).abs().max() < 0.02
+    expected = scaled_dot_product_attention(q, k[:, :, :keys], v[:, :, :keys], attn_mask=seen)
+    torch.testing.assert_close(attention.attend_cached(q, k[:, :, :keys], v[:, :, :keys], bias), expected)
+    low = [t.bfloat16() for t in (q, k, v, bias)]
+    found = attention.attend_cached(low[0], low[1][:, :, :keys], low[2][:, :, :keys], low[3])
+    assert found.shape == expected.shape
+    assert (found.float() - expected).abs().max() < 0.02
