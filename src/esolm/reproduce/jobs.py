@@ -161,8 +161,10 @@ class Child:
         self.process.wait()
 
     def last_words(self) -> str:
-        lines = [line for line in self.log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
-        return lines[-1] if lines else "it said nothing"
+        """What it said last, to people or else as its result."""
+        said = (path.read_text("utf-8", errors="replace") for path in (self.log, self.out))
+        lines = (line for text in said for line in reversed(text.splitlines()) if line.strip())
+        return next(lines, "it said nothing")
 
 
 def run_here(workspace: Workspace, jobs: list[Job], command: Command, say: Callable[[str], None]) -> None:
