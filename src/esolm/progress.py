@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,30 +12,16 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from .data.progress import shown
 from .nested import flat
 
 Sink = Callable[[Mapping[str, Any]], None]
 T = TypeVar("T")
-_PATIENCE = 2.0  # seconds without a progress bar
 
 
 def watched(items: Sequence[T], what: str) -> Iterator[T]:
     """Pass items on; after two seconds, on a terminal, a bar on standard error says how many are done."""
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True)
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task(what, total=len(items))
-    start, shown = time.monotonic(), False
-    try:
-        for item in items:
-            yield item
-            bar.advance(task)
-            if not shown and console.is_terminal and time.monotonic() - start > _PATIENCE:
-                bar.start()
-                shown = True
-    finally:
-        if shown:
-            bar.stop()
+    return shown(((item, 1) for item in items), what, len(items), TaskProgressColumn())
 
 
 class Live:

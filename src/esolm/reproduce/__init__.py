@@ -13,7 +13,7 @@ from . import document, jobs, spec
 def reproduce(
     names: list[str] | None = None,
     experiments: str = "experiments",
-    workspace: str = "work",
+    workspace: str = "workspace",
     docs: str = "docs",
     corpora: str | None = None,
     judge: str | None = None,
