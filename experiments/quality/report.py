@@ -50,7 +50,6 @@ def report(results: Results) -> str:
             table(columns, rows),
             verdict(found),
             *mauve(results),
-            *mauve(results),
         ]
     )
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -176,16 +177,20 @@ def test_processes_run_in_order_and_a_failure_stops_only_what_needs_it(
     assert titles(work.missing(["one"])) == ["one/bad", "one/lost", "one/after-lost"]
 
 
-def test_a_signal_stops_what_runs(experiments: Path) -> None:
-    """The child ends with the driver, and what it would have made is still missing."""
+@pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_signal_stops_what_runs(experiments: Path, ctrl_c: Any) -> None:
+    """The child ends with the driver, and what it would have made is still missing; also where a shell had it ignore
+    Ctrl-C, as for what goes to the background."""
     (experiments / "shared.yaml").write_text("jobs: []")
     command = "prepare pydocs data/x --tokenizer bytes --length 32"
     (experiments / "one" / "experiment.yaml").write_text(f"jobs: [{{name: long, command: {command}}}]")
     work = space(experiments)
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
+    before = signal.signal(signal.SIGINT, ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         jobs.run_all(work, work.missing(["one"]), 1, Console())
+    signal.signal(signal.SIGINT, before)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert titles(work.missing(["one"])) == ["one/long"]
 

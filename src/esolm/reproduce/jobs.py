@@ -181,7 +181,7 @@ def run_all(workspace: Workspace, jobs: list[Job], workers: int, console: Consol
     """All jobs, so many at a time; the names of those that failed, and of those that therefore could not run."""
     waiting, running, failed = list(jobs), list[Child](), dict[str, str]()
     threads = max(1, (os.cpu_count() or 1) // workers)
-    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # both stop it the same way
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where a shell ignores that
     try:
         while waiting or running:
             for child in [child for child in running if child.outcome() is not None]:
