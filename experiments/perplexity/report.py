@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 from esolm.reproduce.document import Results, number, table
@@ -46,7 +47,7 @@ def report(results: Results) -> str:
         "paper, exact",
         "paper, bound",
     )
-    return "\n\n".join(["## Perplexity (Table 1, Finding 1)", METHOD, table(columns, rows), verdict(results)])
+    return "\n\n".join(["## Perplexity (Table 1, Finding 1)", METHOD, FIGURE, table(columns, rows), verdict(results)])
 
 
 METHOD = """Nats per token on the books of the valid split, with the standard error over sequences (the same sequences for every
@@ -55,33 +56,92 @@ none, and for Eso-LM the exact value is the jackknife over 32 orders on the firs
 the bound. The paper's columns are perplexities on LM1B after a million steps."""
 
 
+FIGURE = "![Nats per token fall from alpha_0 = 1 to 0, between the lines of MDLM and AR](results/perplexity.svg)"
+
+
 def _jackknife(weighed: Any) -> float:
     return weighed[0]["curve"][-1]["jackknife"] or weighed[0]["nats"]
 
 
+RUNS = ["esolm-1", "esolm-0.5", "esolm-0.25", "esolm-0.125", "esolm-0"]
+
+
 def verdict(results: Results) -> str:
-    """Finding 1, from the numbers."""
-    runs = ["esolm-1", "esolm-0.5", "esolm-0.25", "esolm-0.125", "esolm-0"]
-    nats = [results[f"bound-{run}"][0]["nats"] for run in runs if f"bound-{run}" in results]
-    if len(nats) < len(runs):
-        return (
-            "**Finding 1** (alpha_0 interpolates between diffusion and left to right): not all of it is measured yet."
+    """What the table says beside Finding 1, and how far the models are from convergence."""
+    nats = {run: results[f"bound-{run}"][0]["nats"] for run in ROWS if f"bound-{run}" in results}
+    told = [convergence(results)]
+    if {"mdlm", "esolm-1"} <= nats.keys():
+        worse = nats["mdlm"] > nats["esolm-1"]
+        told.append(
+            f"MDLM stands at {nats['mdlm']:.2f}, {'worse' if worse else 'better'} than Eso-LM at alpha_0 = 1 with "
+            f"{nats['esolm-1']:.2f}, {'unlike' if worse else 'as'} in the paper"
+            + (
+                ": see [Variants](#variants-a-against-b-kappa-weights), which takes the difference apart."
+                if worse
+                else "."
+            )
         )
-    falling = all(a > b for a, b in itertools.pairwise(nats))
-    steps = ", ".join(f"{value:.2f}" for value in nats)
-    text = f"**Finding 1, {'confirmed' if falling else 'not confirmed'}.** From alpha_0 = 1 to 0 the bound goes {steps} nats"
-    text += " and falls at every step." if falling else ", which does not fall at every step."
-    found = {run: results.get(f"bound-{run}") for run in ("mdlm", "ar", "ar-adaln")}
-    if found["mdlm"] is not None:
-        mdlm = found["mdlm"][0]["nats"]
-        text += (
-            f" MDLM stands at {mdlm:.2f}, {'worse' if mdlm > nats[0] else 'better'} than Eso-LM at alpha_0 = 1, "
-            f"{'unlike' if mdlm > nats[0] else 'as'} in the paper"
+    if {"ar", "ar-adaln", "esolm-0"} <= nats.keys():
+        told.append(
+            f"Left to right by mask queries (alpha_0 = 0) reaches {nats['esolm-0']:.2f}, AR {nats['ar']:.2f} and with "
+            f"AdaLN {nats['ar-adaln']:.2f}. The paper reports one number for the last and for alpha_0 = 0; a mask query must "
+            "first learn to look at the token before it, which shifted AR gets for nothing."
         )
-        text += " (a section below asks why)." if mdlm > nats[0] else "."
-    if found["ar"] is not None:
-        text += (
-            f" Left to right by mask queries (alpha_0 = 0) reaches {nats[-1]:.2f}, `ar` {found['ar'][0]['nats']:.2f}"
+    seeds = {run: abs(nats[run] - again[0]["nats"]) for run in nats if (again := results.get(f"bound-{run}-seed1"))}
+    if seeds:
+        told.append(
+            f"Two seeds differ by {min(seeds.values()):.3f} to {max(seeds.values()):.3f} nats: a smaller difference between "
+            "systems means nothing."
         )
-        text += "." if found["ar-adaln"] is None else f" and with AdaLN {found['ar-adaln'][0]['nats']:.2f}."
-    return text
+    return "\n\n".join(text for text in told if text)
+
+
+def convergence(results: Results) -> str:
+    """How much the last quarter of the training still brought."""
+    gains = {}
+    for run in ROWS:
+        if (found := results.get(f"run-{run}")) is not None and len(found["validations"]) > 1:
+            *_, before, last = found["validations"].values()
+            gains[run] = before - last
+    if not gains:
+        return ""
+    low, high = min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__)
+    return (
+        f"How far from convergence: the last quarter of the steps, at a falling rate, still brought between "
+        f"{gains[low]:.2f} ({ROWS[low][0]}) and {gains[high]:.2f} nats ({ROWS[high][0]})."
+    )
+
+
+def findings(results: Results) -> list[list[str]]:
+    """Finding 1."""
+    nats = [results[f"bound-{run}"][0]["nats"] for run in RUNS if f"bound-{run}" in results]
+    if len(nats) < len(RUNS):
+        return []
+    falls = all(a > b for a, b in itertools.pairwise(nats))
+    here = ", ".join(f"{math.exp(value):.0f}" for value in nats)
+    claim = "**1.** alpha_0 = 1, 0.5, 0.25, 0.125, 0 leads from diffusion to left to right (perplexity of the bound)"
+    return [[claim, "36, 33, 29, 26, 22 (LM1B)", here, "confirmed" if falls else "not confirmed"]]
+
+
+def figures(results: Results) -> dict[str, Any]:
+    """The bound against alpha_0, between the systems without one."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 3.8))
+    shown = [run for run in RUNS if f"bound-{run}" in results]
+    for name, label in (("bound", "Eso-LM, bound"), ("exact", "Eso-LM, exact")):
+        at = [run for run in shown if f"{name}-{run}" in results or run == "esolm-0"]
+        found = [results.get(f"{name}-{run}", results["bound-esolm-0"] if run == "esolm-0" else None) for run in at]
+        y = [_jackknife(f) if "curve" in f[0] else f[0]["nats"] for f in found]
+        error = [2 * f[0]["stderr"] for f in found] if name == "bound" else None
+        style = {"color": "#2a7f62", "alpha": 1.0 if name == "bound" else 0.5, "capsize": 3}
+        axes.errorbar([RUNS.index(run) for run in at], y, yerr=error, fmt="o-", label=label, **style)
+    lines = {"mdlm": "#c1440e", "bd3lm-16": "#8fb0d8", "bd3lm-8": "#6c8fc0", "bd3lm-4": "#4a6fa5", "ar": "#333333"}
+    for run, colour in lines.items():
+        if (found := results.get(f"bound-{run}")) is not None:
+            axes.axhline(found[0]["nats"], color=colour, linestyle="--", linewidth=1)
+            axes.text(4.4, found[0]["nats"], ROWS[run][0], color=colour, va="center", fontsize=9)
+    axes.set_xticks(range(len(RUNS)), [run.removeprefix("esolm-") for run in RUNS])
+    axes.set(xlabel="alpha_0", ylabel="nats per token (lower is better)", xlim=(-0.3, 4.3))
+    axes.legend(frameon=False, fontsize=9)
+    return {"perplexity": figure}

@@ -88,17 +88,89 @@ def frontier(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
+def title(p: dict[str, Any]) -> str:
+    """A setting in words."""
+    share = f", sampled at {p['alpha_0']}" if p["alpha_0"] else ""
+    return f"{p['system']}{share}{', T = ' + p['T'] if p['T'] else ''}"
+
+
+def beaten(point: dict[str, Any], others: list[dict[str, Any]]) -> bool:
+    """Whether another setting is as fast and as good, and not by repeating itself."""
+    return any(
+        p["seconds"] <= point["seconds"] and p["nats"] <= point["nats"] and p["entropy"] >= point["entropy"] - LOW
+        for p in others
+    )
+
+
+def contest(found: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Of the settings of MDLM and of BD3-LM: how many some setting of Eso-LM beats, and how many there are."""
+    timed = [p for p in found if p["seconds"] is not None]
+    ours = [p for p in timed if p["system"].startswith("Eso-LM")]
+    rivals = {name: [p for p in timed if p["system"].startswith(name)] for name in ("MDLM", "BD3-LM")}
+    return {name: (sum(beaten(p, ours) for p in mine), len(mine)) for name, mine in rivals.items() if mine and ours}
+
+
+def drop(found: list[dict[str, Any]], system: str, share: str) -> dict[str, Any] | None:
+    """The fastest setting of a system, and how much entropy it has lost against the slowest one."""
+    mine = [p for p in found if p["system"] == system and p["alpha_0"] == share and p["T"]]
+    if len(mine) < 2:
+        return None
+    fast, slow = min(mine, key=lambda p: int(p["T"])), max(mine, key=lambda p: int(p["T"]))
+    return {"point": fast, "lost": slow["entropy"] - fast["entropy"], "worse": fast["nats"] - slow["nats"]}
+
+
+def drops(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The fastest settings of Eso-LM as a pure diffusion model and of BD3-LM."""
+    asked = [("Eso-LM 1", "1"), ("BD3-LM 4", ""), ("BD3-LM 16", "")]
+    return {system: lost for system, share in asked if (lost := drop(found, system, share)) is not None}
+
+
 def verdict(found: list[dict[str, Any]]) -> str:
     """Whose settings are on the frontier, and which are degenerate."""
     kept = frontier(found)
     if not kept:
         return ""
-    names = ", ".join(f"{p['system']} (alpha_0 {p['alpha_0'] or '–'}, T {p['T'] or '–'})" for p in kept)
-    highest = max(p["entropy"] for p in found)
-    low = [f"{p['system']} at T = {p['T']}" for p in found if p["entropy"] < highest - LOW and p["T"] == STEPS[0]]
-    text = f"**Finding 2.** The frontier of time and judged quality, from fast to slow: {names}."
-    text += f" **Finding 3.** Of the settings at T = 8, these have an entropy more than {LOW} nats below the highest: "
-    return text + (", ".join(low) if low else "none") + "."
+    text = f"**Finding 2.** The frontier of time and judged quality, from fast to slow: {'; '.join(map(title, kept))}."
+    for name, (lost, all) in contest(found).items():
+        text += f" Of {all} settings of {name}, {lost} are beaten by a setting of Eso-LM that is as fast, judged as good, and has no less entropy (but for {LOW} nats)."
+    single = frontier([p for p in found if p["system"] == "Eso-LM 1"])
+    if single:
+        text += f"\n\n**One model for all (Remark 2).** The frontier of the model trained at alpha_0 = 1 alone: {'; '.join(map(title, single))}."
+    text += "\n\n**Finding 3.** With the fewest steps, against the most steps of the same model: "
+    text += "; ".join(
+        f"{title(lost['point'])} is judged {lost['worse']:+.2f} nats and its entropy is {-lost['lost']:+.2f}"
+        for lost in drops(found).values()
+    )
+    return text + "."
+
+
+def findings(results: Results) -> list[list[str]]:
+    """Findings 2 and 3."""
+    found = points(results)
+    rows = []
+    if games := contest(found):
+        won, all = (sum(game[i] for game in games.values()) for i in (0, 1))
+        here = "; ".join(f"beats {lost} of {n} settings of {name}" for name, (lost, n) in games.items())
+        held = "confirmed" if won == all else "partly" if won else "not confirmed"
+        rows.append(
+            [
+                "**2.** The best frontier of sampling time and quality",
+                "MAUVE and generative perplexity, OWT",
+                here,
+                held,
+            ]
+        )
+    lost = drops(found)
+    if len(lost) == 3:
+        degenerate = {name: one["lost"] > LOW for name, one in lost.items()}
+        here = "; ".join(
+            f"{name}: judge {one['worse']:+.2f}, entropy {-one['lost']:+.2f}" for name, one in lost.items()
+        )
+        ours, theirs = not degenerate["Eso-LM 1"], degenerate["BD3-LM 4"] or degenerate["BD3-LM 16"]
+        held = "confirmed" if ours and theirs else "partly" if ours else "not confirmed"
+        claim = "**3.** No degenerate samples at few steps, unlike BD3-LM (fewest steps against most, nats)"
+        rows.append([claim, "BD3-LM loses quality and entropy", here, held])
+    return rows
 
 
 def figures(results: Results) -> dict[str, Any]:

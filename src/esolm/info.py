@@ -39,6 +39,7 @@ def describe_run(run: Path) -> dict[str, Any]:
     about["state"] = "finished" if about["step"] >= config["steps"] else "unfinished"
     if validations:
         about["validation"] = {"step": validations[-1]["step"], **validations[-1]["validation"]}
+        about["validations"] = {str(record["step"]): record["validation"]["loss"] for record in validations}
     if last is not None:
         about["parameters"] = sum(shape.numel() for shape in checkpoint.shapes(last, "model").values())
         about["tokens"] = checkpoint.read(last)["tokens"]

@@ -21,6 +21,9 @@ from .timing import interleaved, ratio, summary
 
 TWIN = {"draw": "softmax + multinomial", "top-p": "top-p by a sort"}
 
+CALLS = 16
+"""Rows drawn between two looks at the clock, at least."""
+
 
 def cases(logits: Tensor, top_p: float) -> dict[str, Callable[[int], Tensor]]:
     """Ours, with their own random numbers, and the twins."""
@@ -69,7 +72,7 @@ def run(
         torch.manual_seed(0)
         logits = (spread * torch.randn(number, vocab_size)).to(getattr(torch, dtype))
         with torch.inference_mode():
-            seconds = interleaved(cases(logits, top_p), rounds, warmup=2)
+            seconds = interleaved(cases(logits, top_p), rounds, warmup=2, calls=max(1, CALLS // number))
         for name, twin in TWIN.items():
             gain = ratio(seconds[twin], seconds[name])
             found.append(

@@ -1,7 +1,8 @@
 """docs/results.md and its figures, from result files alone.
 
-Each experiment has a `report.py` with `report(results) -> str`, its part of the document, and may have
-`figures(results) -> dict of matplotlib figures`, which are saved beside the document by name.
+Each experiment has a `report.py` with `report(results) -> str`, its part of the document. It may have
+`figures(results) -> dict of matplotlib figures`, which are saved beside the document by name, and
+`findings(results) -> rows` (claim, the paper's numbers, ours, verdict) for the table at the top.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def build(plan: Plan, docs: Path, figures: bool = True) -> Path:
     docs.mkdir(parents=True, exist_ok=True)
     path = docs / "results.md"
     partial = path.with_name(".results.md.partial")
-    partial.write_text(introduction(plan) + "\n\n".join(parts) + "\n", encoding="utf-8")
+    partial.write_text("\n\n".join([introduction(plan), *glance(plan), *parts]) + "\n", encoding="utf-8")
     os.replace(partial, path)
     return path
 
@@ -62,7 +63,18 @@ def build(plan: Plan, docs: Path, figures: bool = True) -> Path:
 def introduction(plan: Plan) -> str:
     """What stands before the experiments: `experiments/introduction.md`, if there is one."""
     path = plan.folder / "introduction.md"
-    return HEAD + (path.read_text("utf-8").strip() + "\n\n" if path.is_file() else "")
+    return (HEAD + (path.read_text("utf-8") if path.is_file() else "")).strip()
+
+
+def glance(plan: Plan) -> list[str]:
+    """What was found in all experiments, as one table; nothing if there is nothing yet."""
+    rows: list[Sequence[str]] = []
+    for name in plan.experiments:
+        results, module = Results(plan, name), _module(plan.folder / name / "report.py")
+        if module is not None and results and hasattr(module, "findings"):
+            rows += module.findings(results)
+    columns = ("claim", "the paper", "here", "verdict")
+    return ["## At a glance", table(columns, rows, text=len(columns))] if rows else []
 
 
 def part(plan: Plan, experiment: str) -> str:
@@ -105,9 +117,9 @@ def _module(path: Path) -> ModuleType | None:
     return module
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; the first column is text, the rest numbers."""
-    rule = ["---", *["---:"] * (len(columns) - 1)]
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> str:
+    """A table in Markdown; so many columns are text, the rest numbers."""
+    rule = ["---"] * text + ["---:"] * (len(columns) - text)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
 
 
