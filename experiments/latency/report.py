@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from esolm.reproduce.document import Results, number, table
 
 PAPER = {
@@ -12,7 +14,7 @@ PAPER = {
 
 def report(results: Results) -> str:
     """Ratios to Eso-LM, beside the paper's."""
-    parts = ["## Latency at long context (Finding 4)", METHOD]
+    parts = ["## Latency at long context (Finding 4)", METHOD, FIGURE]
     for length, paper in PAPER.items():
         if (found := results.get(f"sample-{length}")) is None:
             continue
@@ -28,6 +30,8 @@ def report(results: Results) -> str:
 METHOD = """One sample with NFE = L by the paper's network (12 × 768, 50,258 entries, random weights) on two cores, each system
 through the library's own sampler at its faster precision. Steps are timed at several places along the context and
 integrated; the paper's seconds are of a GPU, so only ratios compare."""
+
+FIGURE = "![Seconds of a sample by system and length](results/latency.svg)"
 
 
 def verdict(results: Results) -> str:
@@ -74,3 +78,28 @@ def findings(results: Results) -> list[list[str]]:
             [f"**4.** Long samples (L = {' and '.join(PAPER)}, NFE = L) are faster than {name}'s", there, here, verdict]
         )
     return rows
+
+
+def figures(results: Results) -> dict[str, Any]:
+    """Seconds of a sample, ours and the paper's, as multiples of Eso-LM's."""
+    from matplotlib import pyplot as plt
+
+    told = {length: f["cases"][0]["systems"] for length in PAPER if (f := results.get(f"sample-{length}")) is not None}
+    figure, plots = plt.subplots(1, max(1, len(told)), figsize=(8, 3.2), sharey=True, squeeze=False)
+    for axes, (length, systems) in zip(plots[0], told.items(), strict=False):
+        names = list(PAPER[length])
+        for i, (label, ratios) in enumerate(
+            {
+                "here, two cores": [systems[name]["over_esolm"] for name in names],
+                "the paper, one GPU": [PAPER[length][name] / PAPER[length]["esolm"] for name in names],
+            }.items()
+        ):
+            places = [j + 0.38 * i for j in range(len(names))]
+            bars = axes.barh(places, ratios, height=0.36, color=("#2a7f62", "#c9c9c9")[i], label=label)
+            axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
+        axes.set_yticks([j + 0.19 for j in range(len(names))], names)
+        axes.set(xscale="log", title=f"L = {length}", xlabel="time of a sample, × Eso-LM", xlim=(0.5, 600))
+        axes.grid(visible=False, axis="y")
+    plots[0][0].invert_yaxis()
+    plots[0][-1].legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.25))
+    return {"latency": figure}

@@ -60,7 +60,9 @@ FIGURE = "![Nats per token fall from alpha_0 = 1 to 0, between the lines of MDLM
 
 
 def _jackknife(weighed: Any) -> float:
-    return weighed[0]["curve"][-1]["jackknife"] or weighed[0]["nats"]
+    """The best estimate of a result: its jackknife, or its only value."""
+    curve = weighed[0].get("curve")
+    return (curve[-1]["jackknife"] if curve else None) or weighed[0]["nats"]
 
 
 RUNS = ["esolm-1", "esolm-0.5", "esolm-0.25", "esolm-0.125", "esolm-0"]
@@ -132,7 +134,7 @@ def figures(results: Results) -> dict[str, Any]:
     for name, label in (("bound", "Eso-LM, bound"), ("exact", "Eso-LM, exact")):
         at = [run for run in shown if f"{name}-{run}" in results or run == "esolm-0"]
         found = [results.get(f"{name}-{run}", results["bound-esolm-0"] if run == "esolm-0" else None) for run in at]
-        y = [_jackknife(f) if "curve" in f[0] else f[0]["nats"] for f in found]
+        y = [_jackknife(f) for f in found]
         error = [2 * f[0]["stderr"] for f in found] if name == "bound" else None
         style = {"color": "#2a7f62", "alpha": 1.0 if name == "bound" else 0.5, "capsize": 3}
         axes.errorbar([RUNS.index(run) for run in at], y, yerr=error, fmt="o-", label=label, **style)
