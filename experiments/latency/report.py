@@ -11,6 +11,10 @@ PAPER = {
     "8192": {"esolm": 82.1, "ar": 54.0, "bd3lm, block 4": 312.0, "bd3lm, block 16": 268.1, "mdlm": 5438.3},
 }
 
+NAMES = {
+    "esolm": "Eso-LM", "ar": "AR", "bd3lm, block 4": "BD3-LM, L' = 4", "bd3lm, block 16": "BD3-LM, L' = 16", "mdlm": "MDLM",
+}  # fmt: skip
+
 
 def report(results: Results) -> str:
     """Ratios to Eso-LM, beside the paper's."""
@@ -20,7 +24,7 @@ def report(results: Results) -> str:
             continue
         systems = found["cases"][0]["systems"]
         rows = [
-            [name, number(s["seconds_per_sample"], None, 1), number(s["over_esolm"]), number(paper[name] / paper["esolm"], None, 1)]
+            [NAMES[name], number(s["seconds_per_sample"], None, 1), number(s["over_esolm"]), number(paper[name] / paper["esolm"], None, 1)]
             for name, s in systems.items()
         ]  # fmt: skip
         parts.append(table((f"L = {length}", "seconds", "× Eso-LM", "paper, × Eso-LM"), rows))
@@ -97,7 +101,7 @@ def figures(results: Results) -> dict[str, Any]:
             places = [j + 0.38 * i for j in range(len(names))]
             bars = axes.barh(places, ratios, height=0.36, color=("#2a7f62", "#c9c9c9")[i], label=label)
             axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=8)
-        axes.set_yticks([j + 0.19 for j in range(len(names))], names)
+        axes.set_yticks([j + 0.19 for j in range(len(names))], [NAMES[name] for name in names])
         axes.set(xscale="log", title=f"L = {length}", xlabel="time of a sample, × Eso-LM", xlim=(0.5, 600))
         axes.grid(visible=False, axis="y")
     plots[0][0].invert_yaxis()
