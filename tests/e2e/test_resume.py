@@ -33,6 +33,15 @@ def whole(data, tmp_path_factory) -> Path:
     return run
 
 
+def test_info_tells_how_far_a_run_is_and_what_it_reached(whole, capsys):
+    capsys.readouterr()
+    assert cli.main(["info", str(whole), "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["kind"], about["state"], about["step"]) == ("run", "finished", 12)
+    assert list(about["validations"]) == ["4", "8", "12"]
+    assert about["validations"]["12"] == about["validation"]["loss"]
+
+
 def spawn(argv: list[str], function: str = "-", call: int = 0) -> subprocess.Popen:
     words = [sys.executable, str(SCRIPT), function, str(call), *argv]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
