@@ -77,6 +77,8 @@ def test_only_what_is_missing_is_run(experiments: Path) -> None:
     """A model whose results are all there is not trained again."""
     work = space(experiments)
     assert len(work.missing(["one"])) == 6
+    assert titles(work.missing(["one/score-2"])) == ["data", "run-2", "one/score-2"]
+    assert titles(work.missing(["one/score-*"])) == ["data", "run-1", "one/score-1", "run-2", "one/score-2"]
     by_title = {job.title: job for job in work.plan.jobs}
     work.keep(by_title["one/score-2"], (0, '{"nats": 1}', 2.0))
     work.keep(by_title["one/time"], (0, "{}", 2.0))

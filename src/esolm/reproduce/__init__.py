@@ -30,7 +30,7 @@ def reproduce(
     only they needed.
 
     Args:
-        names: experiments to run; all by default.
+        names: experiments to run, or results of one, such as 'quality/time-*'; all by default.
         experiments: the folder of the experiments.
         workspace: where data, models and samples are kept; large, and not for a commit.
         docs: where results.md and its figures are written.
@@ -76,6 +76,7 @@ def reproduce(
 
 
 def _choose(plan: spec.Plan, names: list[str] | None) -> list[str]:
-    if unknown := [name for name in names or [] if name not in plan.experiments]:
-        raise ValueError(f"no experiment {unknown[0]!r}: choose from {', '.join(plan.experiments)}")
+    if unknown := [name for name in names or [] if name not in plan.experiments and not plan.results([name])]:
+        known = ", ".join(plan.experiments)
+        raise ValueError(f"no experiment {unknown[0]!r}: choose from {known}, or a result as EXPERIMENT/RESULT")
     return [*(names or plan.experiments)]

@@ -17,6 +17,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ class Plan:
     jobs: tuple[Job, ...]
 
     def results(self, names: Iterable[str]) -> list[Job]:
-        """The jobs whose results the named experiments are made of."""
-        wanted = set(names)
-        return [job for job in self.jobs if job.experiment in wanted and job.makes is None]
+        """The jobs whose results are named, by experiment or as `EXPERIMENT/RESULT`, where * stands for anything."""
+        found = [job for job in self.jobs if job.experiment and job.makes is None]
+        wanted = [*names]
+        return [job for job in found if job.experiment in wanted or any(fnmatchcase(job.title, n) for n in wanted)]
 
     def needs(self, job: Job) -> list[Job]:
         """Those that make what its command names."""
