@@ -87,7 +87,7 @@ def verdict(results: Results) -> str:
             "nats better. [Variants](#variants-a-against-b-kappa-weights) takes the two apart: attention, and the weights of the loss."
         )
     close = [
-        f"{a} and {b}" for a, b in itertools.pairwise(RUNS) if {a, b} <= nats.keys() and abs(nats[a] - nats[b]) < SAME
+        f"{a} and {b}" for a, b in itertools.pairwise(RUNS) if {a, b} <= nats.keys() and abs(nats[a] - nats[b]) <= same
     ]
     if close:
         names = "; ".join(close).replace("esolm-", "")
