@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -202,6 +203,20 @@ def test_the_document_is_what_the_results_say(tmp_path: Path) -> None:
     plan = spec.read(ROOT / "experiments")
     path = document.build(plan, tmp_path, figures=False)
     assert path.read_text("utf-8") == (ROOT / "docs" / "results.md").read_text("utf-8")
+
+
+def test_the_readme_shows_what_the_results_say() -> None:
+    """Its table is that of docs/results.md, and its figures are there."""
+    readme, results = ((ROOT / name).read_text("utf-8").splitlines() for name in ("README.md", "docs/results.md"))
+    first = readme.index(next(line for line in readme if line.startswith("| system | exact, nats")))
+    rows = [line for line in readme[first : first + 20] if line.startswith("|")]
+    start = results.index(rows[0])
+    assert rows == results[start : start + len(rows)]
+    assert len(rows) > 10
+    figures = re.findall(r"\]\((docs/\S+\.svg)\)", "\n".join(readme))
+    assert len(figures) >= 3
+    for figure in figures:
+        assert (ROOT / figure).is_file()
 
 
 def test_every_result_file_belongs_to_a_job_and_names_its_command() -> None:
