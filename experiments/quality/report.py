@@ -104,11 +104,13 @@ def title(p: dict[str, Any]) -> str:
 
 
 def beaten(point: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Whether another setting is as fast and as good, and not by repeating itself."""
-    return any(
-        p["seconds"] <= point["seconds"] and p["nats"] <= point["nats"] and p["entropy"] >= point["entropy"] - LOW
-        for p in others
-    )
+    """Whether another setting is as fast, not surely worse (by two standard errors), and does not repeat itself."""
+
+    def good(p: dict[str, Any]) -> bool:
+        error = math.hypot(p["stderr"], point["stderr"])
+        return p["nats"] <= point["nats"] + 2 * error and p["entropy"] >= point["entropy"] - LOW
+
+    return any(p["seconds"] <= point["seconds"] and good(p) for p in others)
 
 
 def contest(found: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
@@ -141,7 +143,10 @@ def verdict(found: list[dict[str, Any]]) -> str:
         return ""
     text = f"**Finding 2.** The frontier of time and judged quality, from fast to slow: {'; '.join(map(title, kept))}."
     for name, (lost, all) in contest(found).items():
-        text += f" Of {all} settings of {name}, {lost} are beaten by a setting of Eso-LM that is as fast, judged as good, and has no less entropy (but for {LOW} nats)."
+        text += (
+            f" Of the {all} settings of {name}, {lost} have a match in a setting of Eso-LM that takes no longer, is judged no worse "
+            f"(within two standard errors) and has no less entropy (within {LOW} nats)."
+        )
     single = frontier([p for p in found if p["system"] == "Eso-LM 1"])
     if single:
         text += f"\n\n**One model for all (Remark 2).** The frontier of the model trained at alpha_0 = 1 alone: {'; '.join(map(title, single))}."
@@ -159,7 +164,7 @@ def findings(results: Results) -> list[list[str]]:
     rows = []
     if games := contest(found):
         won, all = (sum(game[i] for game in games.values()) for i in (0, 1))
-        here = "; ".join(f"beats {lost} of {n} settings of {name}" for name, (lost, n) in games.items())
+        here = "; ".join(f"matches or beats {lost} of {n} settings of {name}" for name, (lost, n) in games.items())
         held = "confirmed" if won == all else "partly" if won else "not confirmed"
         rows.append(
             [
@@ -183,21 +188,29 @@ def findings(results: Results) -> list[list[str]]:
 
 
 def figures(results: Results) -> dict[str, Any]:
-    """Quality against time."""
+    """Quality against time: all settings, and the frontier of each family."""
     from matplotlib import pyplot as plt
 
     found = [p for p in points(results) if p["seconds"] is not None]
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    colours = {"Eso-LM": "#2a7f62", "MDLM": "#c1440e", "BD3-LM": "#4a6fa5", "AR": "#333333"}
-    shades = {"1": 1.0, "0.5": 0.8, "0.25": 0.6, "0.125": 0.45, "0": 0.3}
-    for system in dict.fromkeys(p["system"] for p in found):
-        mine = frontier([p for p in found if p["system"] == system])
-        family, _, rest = system.partition(" ")
-        x, y = ([1000 * p["seconds"] for p in mine], [p["nats"] for p in mine])
-        axes.plot(x, y, "o-", color=colours[family], alpha=shades.get(rest, 0.9), label=system, markersize=4)
+    families = {
+        "Eso-LM": ("Eso-LM, all alpha_0", "#2a7f62", "o-"), "Eso-LM 1": ("Eso-LM trained at 1", "#2a7f62", "o:"),
+        "MDLM": ("MDLM", "#c1440e", "s-"), "BD3-LM": ("BD3-LM, L' = 4, 16", "#4a6fa5", "^-"), "AR": ("AR", "#333333", "D"),
+    }  # fmt: skip
+    for start, (label, colour, style) in families.items():
+        mine = [p for p in found if f"{p['system']} ".startswith(f"{start} ")]
+        axes.plot(
+            [1000 * p["seconds"] for p in mine], [p["nats"] for p in mine], style[0], color=colour, alpha=0.2, ms=4
+        )
+        best = frontier(mine)
+        axes.plot(
+            [1000 * p["seconds"] for p in best], [p["nats"] for p in best], style, color=colour, label=label, ms=5
+        )
     axes.set(
         xscale="log", xlabel="milliseconds a sample, 16 together", ylabel="judge, nats per token (lower is better)"
     )
-    if found and not math.isnan(found[0]["nats"]):
-        axes.legend(fontsize=8, frameon=False, ncol=2)
+    ticks = [5, 10, 20, 50, 100, 200]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.legend(fontsize=9, frameon=False, loc="lower left")
     return {"quality": figure}
