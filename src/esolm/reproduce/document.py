@@ -67,14 +67,16 @@ def introduction(plan: Plan) -> str:
 
 
 def glance(plan: Plan) -> list[str]:
-    """What was found in all experiments, as one table; nothing if there is nothing yet."""
+    """What all experiments found, as one table, and `experiments/conclusion.md`; nothing if nothing was found yet."""
     rows: list[Sequence[str]] = []
     for name in plan.experiments:
         results, module = Results(plan, name), _module(plan.folder / name / "report.py")
         if module is not None and results and hasattr(module, "findings"):
             rows += module.findings(results)
     columns = ("claim", "the paper", "here", "verdict")
-    return ["## At a glance", table(columns, rows, text=len(columns))] if rows else []
+    path = plan.folder / "conclusion.md"
+    words = [path.read_text("utf-8").strip()] if path.is_file() else []
+    return ["## At a glance", table(columns, rows, text=len(columns)), *words] if rows else []
 
 
 def part(plan: Plan, experiment: str) -> str:
