@@ -12,17 +12,16 @@ def report(results: Results) -> str:
     """Exact likelihood and judged samples of both losses."""
     rows = []
     for alpha in ALPHAS:
-        for name, run in {
-            "two terms": f"esolm-{alpha}",
-            "any order, equal tokens": f"any_order-{alpha}-tokens",
-            "any order, equal seconds": f"any_order-{alpha}-seconds",
-        }.items():
+        for name, run, sampled in (
+            ("two terms", f"esolm-{alpha}", f"esolm-{alpha}-{alpha}"),
+            *((f"any order, equal {what}", *[f"any_order-{alpha}-{what}"] * 2) for what in ("tokens", "seconds")),
+        ):
             found = results.get(f"exact-{run}")
             if found is None:
                 continue
             cells = [number(found[0]["curve"][-1]["jackknife"], found[0]["stderr"], 3)]
             for steps in STEPS:
-                judged = results.get(f"judge-{run}-{steps}")
+                judged = results.get(f"judge-{sampled}-{steps}")
                 cells.append("–" if judged is None else number(judged["nats"], judged["stderr"]))
             rows.append([f"alpha_0 = {alpha}, {name}", *cells])
     columns = ("loss", "exact, nats", *(f"judged at T = {steps}" for steps in STEPS))

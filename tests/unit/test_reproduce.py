@@ -89,6 +89,22 @@ def test_only_what_is_missing_is_run(experiments: Path) -> None:
     assert titles(work.missing(["one"])) == ["run-1", "one/score-1"]
 
 
+def test_a_report_sees_the_results_that_it_uses(experiments: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are made once, also when only the experiment that uses them is asked for."""
+    (experiments / "settings.yaml").write_text(json.dumps(SETTINGS | {"experiments": ["one", "two"]}))
+    (experiments / "two").mkdir()
+    (experiments / "two" / "experiment.yaml").write_text(
+        "uses: [one/score-*]\njobs:\n- {name: own, command: info runs/1 --json}\n"
+    )
+    work = space(experiments)
+    work.keep(next(job for job in work.plan.jobs if job.title == "one/score-1"), (0, "3", 1.0))
+    assert dict(document.Results(work.plan, "two")) == {"score-1": 3}
+    assert document.Results(work.plan, "two").missing() == ["score-2", "own"]
+    reproduce(["two"], str(experiments), str(work.folder), corpora="/corpora", list=True)
+    listed = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == ["data", "run-2", "one/score-2", "run-1", "two/own"]
+
+
 def test_what_another_command_made_is_refused(experiments: Path) -> None:
     work = space(experiments)
     job = work.plan.jobs[3]
@@ -127,6 +143,7 @@ def test_an_unknown_place_is_said_before_anything_runs(experiments: Path, monkey
         ),
         ("one/experiment.yaml", "jobs: [{name: a, command: x}, {name: a, command: y}]", "the name one/a: rename"),
         ("one/experiment.yaml", "jobs: [", "is not YAML"),
+        ("one/experiment.yaml", "uses: [two/score]", "uses two/score, and no job makes such a result"),
     ],
 )
 def test_mistakes_in_a_file_are_named(experiments: Path, file: str, text: str, message: str) -> None:

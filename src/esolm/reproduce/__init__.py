@@ -79,4 +79,5 @@ def _choose(plan: spec.Plan, names: list[str] | None) -> list[str]:
     if unknown := [name for name in names or [] if name not in plan.experiments and not plan.results([name])]:
         known = ", ".join(plan.experiments)
         raise ValueError(f"no experiment {unknown[0]!r}: choose from {known}, or a result as EXPERIMENT/RESULT")
-    return [*(names or plan.experiments)]
+    chosen = names or plan.experiments
+    return [*dict.fromkeys(n for name in chosen for n in (name, *plan.uses.get(name, ())))]

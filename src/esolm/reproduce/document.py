@@ -25,10 +25,10 @@ HEAD = """# Results
 
 
 class Results(Mapping[str, Any]):
-    """The results of one experiment by name, as far as they are there."""
+    """The results of one experiment and those it uses, by name, as far as they are there."""
 
     def __init__(self, plan: Plan, experiment: str) -> None:
-        self.jobs = {job.name: job for job in plan.results([experiment])}
+        self.jobs = {job.name: job for job in plan.results([experiment, *plan.uses[experiment]])}
         paths = {name: job.result(plan.folder) for name, job in self.jobs.items()}
         self.found = {name: json.loads(path.read_text("utf-8")) for name, path in paths.items() if path.is_file()}
 

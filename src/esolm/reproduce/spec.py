@@ -2,8 +2,10 @@
 
 `experiments/NAME/experiment.yaml` lists jobs, `experiments/shared.yaml` those that several experiments need (prepared
 data, trained models). A job is one command of `esolm`. With `makes` it leaves a file or folder in the workspace;
-without, what it prints as JSON is a result. A command that names what another job makes needs that job.
+without, what it prints as JSON is a result. A command that names what another job makes needs that job. A report sees
+the results of its own experiment, and those of others that `uses` names.
 
+    uses: [perplexity/exact-*]
     jobs:
     - name: nelbo-{run}
       for: {run: [ar, mdlm]}
@@ -58,6 +60,7 @@ class Plan:
     folder: Path
     experiments: tuple[str, ...]  # in the order of the document
     jobs: tuple[Job, ...]
+    uses: Mapping[str, tuple[str, ...]]  # results of others that an experiment reports too
 
     def results(self, names: Iterable[str]) -> list[Job]:
         """The jobs whose results are named, by experiment or as `EXPERIMENT/RESULT`, where * stands for anything."""
@@ -90,15 +93,21 @@ def read(folder: Path, smoke: bool = False) -> Plan:
     values = dict(settings["values"]) | (dict(settings["smoke"]) if smoke else {})
     names = tuple(settings["experiments"])
     jobs = list(_jobs(folder / "shared.yaml", None, values))
+    uses = {}
     for name in names:
         jobs += _jobs(folder / name / "experiment.yaml", name, values)
+        uses[name] = tuple((_load(folder / name / "experiment.yaml") or {}).get("uses", ()))
     for key, what in ((lambda job: job.title, "name"), (lambda job: job.makes or job.title, "product")):
         seen: set[str] = set()
         for job in jobs:
             if key(job) in seen:
                 raise ValueError(f"two jobs in {folder} have the {what} {key(job)}: rename one")
             seen.add(key(job))
-    return Plan(folder, names, tuple(jobs))
+    plan = Plan(folder, names, tuple(jobs), uses)
+    for name, others in uses.items():
+        if not smoke and (unknown := [other for other in others if not plan.results([other])]):
+            raise ValueError(f"{folder / name / 'experiment.yaml'} uses {unknown[0]}, and no job makes such a result")
+    return plan
 
 
 def _load(path: Path) -> Any:
