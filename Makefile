@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full lint experiments clean
+.PHONY: demo test test-full lint experiments model clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,13 @@ test-full: lint
 
 experiments: $(VENV)/.test  # ESOLM_CORPORA, ESOLM_JUDGE and ESOLM_EMBEDDER say where these are
 	$(BIN)/esolm reproduce
+
+model: $(VENV)/.test  # trains the model that comes with the package again, and puts it there
+	$(BIN)/esolm reproduce books
+	rm -rf src/esolm/models/books
+	mkdir -p src/esolm/models
+	cp -r workspace/models/books src/esolm/models/books
+	cat experiments/books/card.md >> src/esolm/models/books/README.md
 
 clean:
 	rm -rf $(VENV)
