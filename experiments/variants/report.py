@@ -54,7 +54,7 @@ def noise(nats: dict[str, float]) -> float:
 
 def judged(gain: float, spread: float) -> str:
     """Whether a gain that the paper reports is one here."""
-    return "confirmed" if gain > spread else "not" if gain < -spread else "not told apart here"
+    return "confirmed" if gain > spread else "not confirmed" if gain < -spread else "not told apart here"
 
 
 def verdict(results: Results) -> str:

@@ -31,6 +31,8 @@ from .net.denoiser import Denoiser, DenoiserConfig
 from .system import System, find, names
 
 TYPE, PREFIX = "esolm", "net."
+PACKAGED = Path(__file__).parent / "models"
+"""Models that come with the package."""
 
 
 def is_model(path: Path) -> bool:
@@ -39,6 +41,12 @@ def is_model(path: Path) -> bool:
         return json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == TYPE
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def packaged() -> dict[str, Path]:
+    """The models that come with the package, by name."""
+    folders = sorted(PACKAGED.iterdir()) if PACKAGED.is_dir() else []
+    return {folder.name: folder for folder in folders if is_model(folder)}
 
 
 def describe(net: DenoiserConfig, system: System) -> dict[str, Any]:

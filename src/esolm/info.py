@@ -13,7 +13,9 @@ from . import checkpoint, folder, runs
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What the folder holds, as a tree that JSON can hold."""
+    """What the folder holds, or a model of the package by this name, as a tree that JSON can hold."""
+    if not path.exists():
+        path = folder.packaged().get(str(path), path)
     if not path.exists():
         raise ValueError(f"{path} does not exist: give the folder of a run, a checkpoint or prepared data")
     if runs.is_run(path):

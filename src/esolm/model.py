@@ -29,9 +29,6 @@ from .order import Schedule
 from .randomness import Randomness, fold
 from .system import Request, Step, System, find
 
-PACKAGED = Path(__file__).parent / "models"
-"""Models that come with the package."""
-
 
 class Event(NamedTuple):
     """One step of a running sample: what was committed, and everything so far."""
@@ -105,11 +102,9 @@ def find_folder(path: str | Path) -> Path:
     """The folder, or that of a model of the package by this name; raises ValueError if there is neither."""
     if (found := Path(path)).is_dir():
         return found
-    known = (
-        sorted(folder.name for folder in PACKAGED.iterdir() if exported.is_model(folder)) if PACKAGED.is_dir() else []
-    )
+    known = exported.packaged()
     if str(path) in known:
-        return PACKAGED / str(path)
+        return known[str(path)]
     names = f", or one of {', '.join(known)}" if known else ""
     raise ValueError(f"{path} is not a folder: give a run folder or a checkpoint folder{names}")
 

@@ -457,7 +457,7 @@ def test_a_model_of_the_package_goes_by_its_name(tmp_path: Path, monkeypatch: py
             net.head.bias[0] += change
         (home / "small").mkdir(parents=True)
         folder.write(home / "small", net, lm.system, lm.tokenizer)
-    monkeypatch.setattr("esolm.model.PACKAGED", tmp_path / "package")
+    monkeypatch.setattr("esolm.folder.PACKAGED", tmp_path / "package")
     assert torch.equal(load("small").net.head.bias, lm.net.head.bias)
     with pytest.raises(ValueError, match=r"large is not a folder: .* or one of small"):
         load("large")
