@@ -79,7 +79,8 @@ def card(lm: LanguageModel, about: dict[str, Any], name: str) -> str:
     if "source" in about:
         rows["converted from"] = f"`{about['source']}`"
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    return CARD.format(name=name, table=table, system=name_of(lm.system))
+    tags = "\n".join(f"- {tag}" for tag in dict.fromkeys(("esolm", name_of(lm.system), "masked-diffusion")))
+    return CARD.format(name=name, table=table, tags=tags)
 
 
 def perplexity(lm: LanguageModel, about: dict[str, Any]) -> str:
@@ -95,9 +96,7 @@ def perplexity(lm: LanguageModel, about: dict[str, Any]) -> str:
 CARD = """---
 library_name: transformers
 tags:
-- esolm
-- {system}
-- masked-diffusion
+{tags}
 ---
 
 # {name}
