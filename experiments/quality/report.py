@@ -145,11 +145,15 @@ def verdict(found: list[dict[str, Any]]) -> str:
     if not kept:
         return ""
     text = f"**Finding 2.** The frontier of time and judged quality, from fast to slow: {'; '.join(map(title, kept))}."
-    for name, (lost, all) in contest(found).items():
+    if games := contest(found):
+        strict, lenient = (
+            ", ".join(f"{won} of {all} of {name}" for name, (won, all) in game.items())
+            for game in (games, contest(found, 2))
+        )
         text += (
-            f" Of the {all} settings of {name}, {lost} are beaten by a setting of Eso-LM that takes no longer, is judged no worse "
-            f"and has no less entropy (but for {LOW} nats); {contest(found, 2)[name][0]} if two standard errors are allowed, which "
-            "was decided after the numbers were seen. Eso-LM trained at 0, which is left to right, is not counted."
+            " A setting of another system is beaten if one of Eso-LM takes no longer, is judged no worse and has no less entropy"
+            f" (but for {LOW} nats), where Eso-LM trained at 0, which is left to right, does not count: {strict}. With two"
+            f" standard errors allowed, which was decided after the first numbers were seen: {lenient}."
         )
     single = frontier([p for p in found if p["system"] == "Eso-LM 1"])
     if single:
