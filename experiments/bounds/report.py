@@ -89,7 +89,7 @@ def figures(results: Results) -> dict[str, Any]:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 3.8))
-    cases = {f"Eso-LM, alpha_0 = {alpha}": f"iw-{alpha}" for alpha in ALPHAS} | {"MDLM": "iw-mdlm"}
+    cases = {"MDLM": "iw-mdlm"} | {f"Eso-LM, alpha_0 = {alpha}": f"iw-{alpha}" for alpha in ALPHAS}
     for i, (label, name) in enumerate(cases.items()):
         if (case := results.get(name)) is None:
             continue
