@@ -30,10 +30,11 @@ test-full: lint
 experiments: $(VENV)/.test  # ESOLM_CORPORA, ESOLM_JUDGE and ESOLM_EMBEDDER say where these are
 	$(BIN)/esolm reproduce
 
-model: $(VENV)/.test  # trains the model that comes with the package again, and puts it there
+model: $(VENV)/.test  # trains the model that comes with the package again, measures it, and puts it there
+	rm -rf experiments/books/results  # what is measured already would not be made again
 	$(BIN)/esolm reproduce books
+	test -f workspace/models/books/model.safetensors
 	rm -rf src/esolm/models/books
-	mkdir -p src/esolm/models
 	cp -r workspace/models/books src/esolm/models/books
 	cat experiments/books/card.md >> src/esolm/models/books/README.md
 
