@@ -105,6 +105,14 @@ def test_a_report_sees_the_results_that_it_uses(experiments: Path, capsys: pytes
     assert listed == ["data", "run-2", "one/score-2", "run-1", "two/own"]
 
 
+def test_two_results_of_one_name_are_refused(experiments: Path) -> None:
+    (experiments / "settings.yaml").write_text(json.dumps(SETTINGS | {"experiments": ["one", "two"]}))
+    (experiments / "two").mkdir()
+    (experiments / "two" / "experiment.yaml").write_text("uses: [one/time]\njobs: [{name: time, command: x}]\n")
+    with pytest.raises(ValueError, match=r"two/experiment.yaml sees two results named time: rename one"):
+        spec.read(experiments)
+
+
 def test_what_another_command_made_is_refused(experiments: Path) -> None:
     work = space(experiments)
     job = work.plan.jobs[3]

@@ -92,21 +92,24 @@ def read(folder: Path, smoke: bool = False) -> Plan:
     settings = _load(folder / "settings.yaml")
     values = dict(settings["values"]) | (dict(settings["smoke"]) if smoke else {})
     names = tuple(settings["experiments"])
-    jobs = list(_jobs(folder / "shared.yaml", None, values))
-    uses = {}
+    paths = {name: folder / name / "experiment.yaml" for name in names}
+    found = {name: _load(path) or {} for name, path in paths.items()}
+    jobs = list(_jobs(_load(folder / "shared.yaml") or {}, folder / "shared.yaml", None, values))
     for name in names:
-        jobs += _jobs(folder / name / "experiment.yaml", name, values)
-        uses[name] = tuple((_load(folder / name / "experiment.yaml") or {}).get("uses", ()))
+        jobs += _jobs(found[name], paths[name], name, values)
     for key, what in ((lambda job: job.title, "name"), (lambda job: job.makes or job.title, "product")):
         seen: set[str] = set()
         for job in jobs:
             if key(job) in seen:
                 raise ValueError(f"two jobs in {folder} have the {what} {key(job)}: rename one")
             seen.add(key(job))
-    plan = Plan(folder, names, tuple(jobs), uses)
-    for name, others in uses.items():
+    plan = Plan(folder, names, tuple(jobs), {name: tuple(found[name].get("uses", ())) for name in names})
+    for name, others in plan.uses.items():
         if not smoke and (unknown := [other for other in others if not plan.results([other])]):
-            raise ValueError(f"{folder / name / 'experiment.yaml'} uses {unknown[0]}, and no job makes such a result")
+            raise ValueError(f"{paths[name]} uses {unknown[0]}, and no job makes such a result")
+        seen_here = [job.name for job in plan.results([name, *others])]
+        if twice := sorted({job for job in seen_here if seen_here.count(job) > 1}):
+            raise ValueError(f"{paths[name]} sees two results named {twice[0]}: rename one")
     return plan
 
 
@@ -119,8 +122,7 @@ def _load(path: Path) -> Any:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 
 
-def _jobs(path: Path, experiment: str | None, values: Mapping[str, Any]) -> Iterator[Job]:
-    found = _load(path) or {}
+def _jobs(found: Mapping[str, Any], path: Path, experiment: str | None, values: Mapping[str, Any]) -> Iterator[Job]:
     for entry in found.get("jobs") or []:
         if unknown := entry.keys() - FIELDS:
             raise ValueError(f"{path} has the field {sorted(unknown)[0]!r} in a job; allowed are {sorted(FIELDS)}")
