@@ -38,27 +38,34 @@ integrated; the paper's seconds are of a GPU, so only ratios compare."""
 FIGURE = "![Seconds of a sample by system and length](results/latency.svg)"
 
 
+OTHERS = {"MDLM": ("mdlm",), "BD3-LM (L' = 4, 16)": ("bd3lm, block 4", "bd3lm, block 16")}
+FASTER = 1.15
+"""A ratio that noise alone would not give."""
+
+
+def told(results: Results) -> dict[str, Any]:
+    """The systems of each length that was measured."""
+    return {length: f["cases"][0]["systems"] for length in PAPER if (f := results.get(f"sample-{length}")) is not None}
+
+
+def held(systems: dict[str, Any], keys: tuple[str, ...]) -> str:
+    """How much of the finding holds, for some systems at all lengths."""
+    faster = [s[key]["over_esolm"] > FASTER for s in systems.values() for key in keys]
+    return "confirmed" if all(faster) else "partly" if any(faster) else "not confirmed"
+
+
 def verdict(results: Results) -> str:
     """Finding 4, part by part."""
-    found = {length: results.get(f"sample-{length}") for length in PAPER}
-    told = {length: f["cases"][0]["systems"] for length, f in found.items() if f is not None}
-    if not told:
+    if not (systems := told(results)):
         return ""
-    mdlm = " and ".join(f"{s['mdlm']['over_esolm']:.0f} times at L = {length}" for length, s in told.items())
+    mdlm = " and ".join(f"{s['mdlm']['over_esolm']:.0f} times at L = {length}" for length, s in systems.items())
     blocks = "; ".join(
-        f"L' = 4 {s['bd3lm, block 4']['over_esolm']:.2f} and L' = 16 {s['bd3lm, block 16']['over_esolm']:.2f} at L = {length}"
-        for length, s in told.items()
+        f"{s['bd3lm, block 4']['over_esolm']:.2f} times (L' = 4) and {s['bd3lm, block 16']['over_esolm']:.2f} (16) at L = {length}"
+        for length, s in systems.items()
     )
-    faster = {
-        name: all(s[key]["over_esolm"] > 1.15 for s in told.values() for key in keys)
-        for name, keys in {"MDLM": ["mdlm"], "BD3-LM": ["bd3lm, block 4", "bd3lm, block 16"]}.items()
-    }
-    words = ", ".join(f"{'confirmed' if held else 'not confirmed'} against {name}" for name, held in faster.items())
-    text = f"**Finding 4, {words}.** MDLM takes {mdlm} as long as Eso-LM (paper: 14 and 65). "
-    text += f"BD3-LM takes {blocks} of Eso-LM's time (paper: 1.7 and 1.5, then 3.8 and 3.3)."
-    if not faster["BD3-LM"]:
-        text += " " + BLOCKS
-    return text
+    words = "; ".join(f"against {name}: {held(systems, keys)}" for name, keys in OTHERS.items())
+    text = f"**Finding 4, {words}.** MDLM takes {mdlm} as long as Eso-LM, BD3-LM {blocks}."
+    return text if held(systems, OTHERS["BD3-LM (L' = 4, 16)"]) == "confirmed" else f"{text} {BLOCKS}"
 
 
 BLOCKS = """Our BD3-LM sampler keeps the keys and values of finished blocks in the same cache as Eso-LM's does and computes logits
@@ -68,19 +75,15 @@ the sampler is right is tested against passes without any cache (tests/property/
 
 def findings(results: Results) -> list[list[str]]:
     """Finding 4, for MDLM and for BD3-LM."""
-    told = {length: f["cases"][0]["systems"] for length in PAPER if (f := results.get(f"sample-{length}")) is not None}
-    if len(told) < len(PAPER):
+    systems, rows = told(results), []
+    if len(systems) < len(PAPER):
         return []
-    rows = []
-    for name, keys in {"MDLM": ["mdlm"], "BD3-LM (L' = 4, 16)": ["bd3lm, block 4", "bd3lm, block 16"]}.items():
-        ours = [[s[key]["over_esolm"] for key in keys] for s in told.values()]
+    for name, keys in OTHERS.items():
+        ours = [[s[key]["over_esolm"] for key in keys] for s in systems.values()]
         theirs = [[paper[key] / paper["esolm"] for key in keys] for paper in PAPER.values()]
         here, there = ("; ".join(", ".join(f"{r:.1f}×" for r in ratios) for ratios in all) for all in (ours, theirs))
-        held = [ratio > 1.15 for ratios in ours for ratio in ratios]
-        verdict = "confirmed" if all(held) else "partly" if any(held) else "not confirmed"
-        rows.append(
-            [f"**4.** Long samples (L = {' and '.join(PAPER)}, NFE = L) are faster than {name}'s", there, here, verdict]
-        )
+        claim = f"**4.** Long samples (L = {' and '.join(PAPER)}, NFE = L) are faster than {name}'s"
+        rows.append([claim, there, here, held(systems, keys)])
     return rows
 
 
@@ -88,9 +91,9 @@ def figures(results: Results) -> dict[str, Any]:
     """Seconds of a sample, ours and the paper's, as multiples of Eso-LM's."""
     from matplotlib import pyplot as plt
 
-    told = {length: f["cases"][0]["systems"] for length in PAPER if (f := results.get(f"sample-{length}")) is not None}
-    figure, plots = plt.subplots(1, max(1, len(told)), figsize=(8, 3.2), sharey=True, squeeze=False)
-    for axes, (length, systems) in zip(plots[0], told.items(), strict=False):
+    measured = told(results)
+    figure, plots = plt.subplots(1, max(1, len(measured)), figsize=(8, 3.2), sharey=True, squeeze=False)
+    for axes, (length, systems) in zip(plots[0], measured.items(), strict=False):
         names = list(PAPER[length])
         for i, (label, ratios) in enumerate(
             {
