@@ -7,49 +7,66 @@ from typing import Any
 from esolm.reproduce.document import Results, number, table
 
 STEPS = ("4", "8", "16", "32", "all")
-SYSTEMS = {"esolm": "Eso-LM, alpha_0 = 1", "mdlm": "MDLM"}
+MIXES = ("1", "0.5", "0.25", "0")
+SYSTEMS = {
+    "mdlm": "MDLM",
+    "esolm": "Eso-LM, alpha_0 = 1",
+    "any_order": "Eso-LM, 1, any-order loss",
+    "quarter": "Eso-LM, 0.25",
+}
+COLOURS = {"mdlm": "#c1440e", "esolm": "#2a7f62", "any_order": "#8fc7b3", "quarter": "#3b5b92"}
+
+
+def settings(results: Results, system: str) -> dict[str, Any]:
+    """What was found for each setting of a system, by the words for it."""
+    if system == "quarter":
+        words = {mix: f"16, sampled at {mix}" for mix in MIXES} | {"0": "left to right"}
+    else:
+        words = {steps: steps for steps in STEPS} | {"all": "one at a time"}
+    found = {title: results.get(f"molecules-{system}-{name}") for name, title in words.items()}
+    return {title: f for title, f in found.items() if f is not None}
 
 
 def report(results: Results) -> str:
     """One row for a setting."""
     rows = []
     for system, name in SYSTEMS.items():
-        for steps in STEPS:
-            if (found := results.get(f"molecules-{system}-{steps}")) is not None:
-                shares = (
-                    number(found[key], found[f"{key}_stderr"], 3) for key in ("validity", "uniqueness", "novelty")
-                )
-                title = "one at a time" if steps == "all" else steps
-                rows.append([name, title, number(found["nfe"], None, 1), *shares, number(found["atoms"], None, 1)])
-    columns = ("system", "T", "passes", "valid", "unique of these", "novel of these", "heavy atoms")
+        for title, f in settings(results, system).items():
+            shares = (number(f[key], f[f"{key}_stderr"], 3) for key in ("validity", "whole", "uniqueness", "novelty"))
+            rows.append([name, title, number(f["nfe"], None, 1), *shares, number(f["atoms"], None, 1)])
+    columns = ("trained", "T", "passes", "valid", "valid and whole", "unique", "novel", "heavy atoms")
     return "\n\n".join(["## Molecules", METHOD, FIGURE, table(columns, rows), verdict(results)])
 
 
-METHOD = """A structure with rules of its own: 100,000 SMILES of MOSES, one a sequence. 1000 samples each without a nucleus; valid is
-what RDKit reads and sanitises. Heavy atoms are of the valid ones (in MOSES 21.6): scraps like `CC` are valid too."""
+METHOD = """A structure with rules of its own: 100,000 SMILES of MOSES, one a sequence of at most 40 tokens. 1000 samples each without
+a nucleus; valid is what RDKit reads and sanitises. A scrap like `CC` is valid too: whole is what is no smaller than the
+smallest hundredth of MOSES. Unique is the share of the valid that differ, novel that of these which the training does not
+have; heavy atoms are the mean of the valid (21.6 in MOSES)."""
 
-FIGURE = "![Share of valid molecules against passes of the network](results/molecules.svg)"
+FIGURE = "![Share of samples that are valid and whole molecules, against passes of the network](results/molecules.svg)"
 
 
 def verdict(results: Results) -> str:
-    """Which system makes more valid molecules at which T."""
-    told = []
-    for steps in STEPS:
-        pair: list[Any] = [results.get(f"molecules-{system}-{steps}") for system in SYSTEMS]
-        if all(pair):
-            told.append(f"{pair[0]['validity']:.2f} against {pair[1]['validity']:.2f} at T = {steps}")
-    return f"Valid molecules of Eso-LM against MDLM: {'; '.join(told)}." if told else ""
+    """The most that each system reached, and with how many passes."""
+    best = {}
+    for system, name in SYSTEMS.items():
+        if found := settings(results, system):
+            title, f = max(found.items(), key=lambda item: item[1]["whole"])
+            best[name] = f"{name} {number(f['whole'], f['whole_stderr'], 3)} ({title}, {f['nfe']:.0f} passes)"
+    return f"Most that is valid and whole: {'; '.join(best.values())}." if best else ""
 
 
 def figures(results: Results) -> dict[str, Any]:
-    """Validity against passes."""
+    """Valid at all, and valid and whole, against passes."""
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6, 3.4))
-    for system, colour in (("esolm", "#2a7f62"), ("mdlm", "#c1440e")):
-        found = [f for steps in STEPS if (f := results.get(f"molecules-{system}-{steps}")) is not None]
-        x, y, error = ([f[key] for f in found] for key in ("nfe", "validity", "validity_stderr"))
-        axes.errorbar(x, y, yerr=[2 * e for e in error], fmt="o-", color=colour, label=SYSTEMS[system], capsize=3)
-    axes.set(xlabel="passes of the network", ylabel="valid molecules", ylim=(0, None))
-    axes.legend(frameon=False)
+    figure, plots = plt.subplots(1, 2, figsize=(8, 3.4), sharex=True)
+    for axes, key, title in zip(plots, ("validity", "whole"), ("valid", "valid and whole"), strict=True):
+        for system, name in SYSTEMS.items():
+            found = sorted(settings(results, system).values(), key=lambda f: f["nfe"])
+            x, y, error = ([f[k] for f in found] for k in ("nfe", key, f"{key}_stderr"))
+            axes.errorbar(x, y, yerr=[2 * e for e in error], fmt="o-", color=COLOURS[system], label=name, capsize=3)
+        axes.set(xlabel="passes of the network", title=title, ylim=(0, None))
+    plots[0].set_ylabel("share of samples")
+    plots[1].legend(frameon=False, fontsize=8)
     return {"molecules": figure}

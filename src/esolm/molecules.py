@@ -1,7 +1,8 @@
 """Samples as molecules: how many are valid SMILES, how many of those differ, and how many the training never showed.
 
 One number alone is easily fooled: carbon chains are all valid, and so is the training set. A sample that ends too early
-is often valid too, so the mean size stands beside it. Uniqueness falls with the number of samples: compare equal ones.
+is often valid too, so its size counts: it is whole if 1 in 100 molecules of the training is no larger. Uniqueness falls
+with the number of samples: compare equal ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def molecules(file: str, train: str | None = None) -> dict[str, Any]:
 
     Args:
         file: JSON lines with `text` and `tokens`.
-        train: What the model was trained on, one SMILES a line; adds novelty.
+        train: What the model was trained on, one SMILES a line; adds novelty, and the share of samples that are valid
+            and whole.
 
     Raises:
         ValueError: If a file is missing or of another kind, or RDKit is not installed.
@@ -43,7 +45,10 @@ def molecules(file: str, train: str | None = None) -> dict[str, Any]:
     found |= share("validity", len(valid), len(samples))
     found |= share("uniqueness", len(unique), len(valid))
     if train is not None:
-        found |= share("novelty", len(unique - known(Path(train))), len(unique))
+        seen = known(Path(train))
+        small = sorted(molecule.atoms for molecule in seen)[len(seen) // 100]
+        found |= share("novelty", len(unique - seen), len(unique))
+        found |= share("whole", sum(molecule.atoms >= small for molecule in valid), len(samples))
     atoms = [molecule.atoms for molecule in valid]
     found["atoms"] = statistics.fmean(atoms) if atoms else None
     found["atoms_stderr"] = statistics.stdev(atoms) / math.sqrt(len(atoms)) if len(atoms) > 1 else None

@@ -25,13 +25,13 @@ def samples(path: Path, *texts: str, **more: int) -> str:
 
 
 def test_rates_by_hand(tmp_path: Path) -> None:
-    """Six of eight are valid; of these four differ; one of those is new."""
+    """Six of eight are valid; of these four differ; one of those is new; the training has none smaller."""
     wrong = ["c1ccncc", "CC(C)(C)(C)C"]  # an open ring; five bonds of a carbon
     file = samples(tmp_path / "s.jsonl", *ETHANOL[:2], *PYRIDINE[:1], "CC", *wrong, "N#N", ETHANOL[2], nfe=7)
     train = tmp_path / "train.smi"
     train.write_text(f"SMILES\n{ETHANOL[2]}\nCC ethane\n{PYRIDINE[1]}\n\nCCCCCC\n")
     found = molecules(file, str(train))
-    rates = {"validity": (6, 8), "uniqueness": (4, 6), "novelty": (1, 4)}
+    rates = {"validity": (6, 8), "uniqueness": (4, 6), "novelty": (1, 4), "whole": (6, 8)}
     expected = {"samples": 8, "nfe": 7}
     for name, (hits, total) in rates.items():
         mean = hits / total
@@ -39,7 +39,15 @@ def test_rates_by_hand(tmp_path: Path) -> None:
     sizes = [3, 3, 6, 2, 2, 3]
     expected |= {"atoms": statistics.fmean(sizes), "atoms_stderr": statistics.stdev(sizes) / math.sqrt(6)}
     assert found == pytest.approx(expected)
-    assert list(molecules(file)) == [key for key in expected if "novelty" not in key]
+    assert list(molecules(file)) == [key for key in expected if "novelty" not in key and "whole" not in key]
+
+
+def test_a_sample_is_whole_from_the_size_of_the_smallest_hundredth(tmp_path: Path) -> None:
+    """Of 200 training molecules with 1 to 200 atoms the smallest two are below; the third is as small as whole is."""
+    (tmp_path / "train.smi").write_text("".join("C" * n + "\n" for n in range(1, 201)))
+    file = samples(tmp_path / "s.jsonl", "C", "CC", "CCC", "CCN", "CCCC(", "O" + "C" * 300)
+    found = molecules(file, str(tmp_path / "train.smi"))
+    assert (found["validity"], found["whole"]) == (5 / 6, 3 / 6)
 
 
 @pytest.mark.parametrize("spellings", [ETHANOL, PYRIDINE])
