@@ -30,14 +30,11 @@ def prepare(argv: Sequence[str]) -> int:
 
 def train(argv: Sequence[str]) -> int:
     """Train a model or resume a run: esolm train PRESET|FILE.yaml [--optim.lr 1e-3 …]."""
-    from .config import read_config
+    from .config import read_config, show_config
 
     config, printing = read_config(argv)
     if printing:
-        import yaml
-
-        print(yaml.safe_dump(config, sort_keys=False), end="")
-        return 0
+        return show_config(config)
     from .launch import launch
 
     return launch(config)
@@ -163,7 +160,7 @@ def _report(function: Callable[..., dict[str, Any]], usage: str, about: str, arg
     printing = options.pop("json")
     found = function(**options)
     lines = (f"{key:22} {value:.5g}" for key, value in found.items() if value is not None)
-    print(json.dumps(found) if printing else "\n".join(lines))
+    print(json.dumps(found, allow_nan=False) if printing else "\n".join(lines))
     return 0
 
 

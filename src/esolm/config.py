@@ -155,3 +155,9 @@ def _named_system(options: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--system.name", dest="name")
     name = parser.parse_known_args(options)[0].name
     return {} if name is None else {"system": {"name": name}}
+
+
+def show_config(config: Mapping[str, Any]) -> int:
+    """What `--print_config` asks for: YAML that is a configuration again."""
+    print(yaml.safe_dump(dict(config), sort_keys=False), end="")
+    return 0

@@ -10,17 +10,22 @@ from rich.console import Console
 from rich.table import Table
 
 from . import runs
-from .config import read_config
+from .config import read_config, show_config
 from .data import Loader, Manifest, prepare
 from .launch import launch
 from .metrics import ngram_perplexity
+from .model import load
 
 MODES = {"diffusion": 1.0, "hybrid": 0.25, "left to right": 0.0}  # alpha_0
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the demo; options after `demo` are those of `esolm train demo`."""
-    config, _ = read_config(["demo", *argv])
+    config, printing = read_config(["demo", *argv])
+    if printing:
+        return show_config(config)
+    if (name := config["system"]["name"]) != "esolm":
+        raise ValueError(f"the demo shows the modes of esolm: for {name} use `esolm train demo --system.name {name}`")
     data, run = Path(config["data"]), Path(config["run"])
     console = Console(highlight=False)
     if not (data / "manifest.json").is_file():
@@ -58,10 +63,6 @@ def read_split(manifest: Manifest, split: str) -> np.ndarray:
 
 def show_samples(console: Console, run: Path) -> None:
     """One text of the same model in each mode."""
-    try:
-        from .model import load
-    except ImportError:
-        return
     model = load(run)
     for name, alpha_0 in MODES.items():
         text = model.sample(num_samples=1, alpha_0=alpha_0, num_steps=model.net.config.length, seed=0).texts[0]

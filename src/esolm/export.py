@@ -11,7 +11,7 @@ import torch
 
 from . import checkpoint, folder, runs
 from .likelihood import is_left_to_right, name_of
-from .model import LanguageModel, load, locate
+from .model import LanguageModel, find_folder, load, locate
 
 
 def export(
@@ -25,7 +25,7 @@ def export(
     """Write a model as a folder that transformers and `esolm.load` open, with a model card.
 
     Args:
-        run: A run, one checkpoint of it, or a converted model.
+        run: A run, one checkpoint of it, a converted model, or the name of one that comes with the package.
         out: The folder to make.
         weights: The averaged weights, or the raw ones.
         which: The best or the last checkpoint of the run.
@@ -35,7 +35,7 @@ def export(
     Raises:
         ValueError: If there is no model in `run`, or `out` holds something else.
     """
-    lm, about = load(run, weights, which), describe(Path(run), weights, which)
+    lm, about = load(run, weights, which), describe(find_folder(run), weights, which)
     with folder.new(out := Path(out), force) as partial:
         folder.write(partial, lm.net, lm.system, lm.tokenizer, about, torch.bfloat16 if dtype == "bfloat16" else None)
         (partial / "README.md").write_text(card(lm, about, out.name), encoding="utf-8")

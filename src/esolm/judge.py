@@ -37,11 +37,12 @@ def judge(file: str, judge: str, batch_size: int = 8, device: str = "cpu") -> di
     nats, counts = judged_nats(model.to(device).eval(), tokenizer, texts, batch_size)
     entropies = torch.tensor([entropy(sample["tokens"]) for sample in samples], dtype=torch.float64)
     mean, size = float(nats.sum() / counts.sum()), sum(len(text.encode()) for text in texts)
+    error = standard_error(nats, counts)
     return {
         "samples": len(samples),
         "generative_perplexity": math.exp(mean),
         "nats": mean,
-        "stderr": standard_error(nats, counts),
+        "stderr": error if math.isfinite(error) else None,
         "bits_per_byte": float(nats.sum()) / math.log(2) / size if size else None,
         "entropy": float(entropies.mean()),
         "entropy_stderr": float(entropies.std()) / math.sqrt(len(samples)) if len(samples) > 1 else None,

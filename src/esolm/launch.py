@@ -18,7 +18,7 @@ from .config import FROM_DATA, SIZES
 from .data import Loader, Manifest
 from .folder import fingerprint
 from .learner import Learner
-from .model import load
+from .model import find_folder, load
 from .net.denoiser import Denoiser, DenoiserConfig
 from .options import Batching, Compute, Corpus, Optim, Saving, Validation
 from .parallel import ALONE, Ranks
@@ -158,7 +158,8 @@ def find_start(run: Path, config: dict[str, Any], manifest: Manifest) -> Start:
     if lm.tokenizer.sha256 != manifest.tokenizer_sha256 or lm.system.mask_id != manifest.mask_id:
         raise ValueError(
             f"{init} has tokenizer {lm.tokenizer.name} with {lm.tokenizer.vocab_size} ids, {manifest.folder} was "
-            f"prepared with {manifest.tokenizer} with {manifest.vocab_size}: prepare it with --tokenizer {init}"
+            f"prepared with {manifest.tokenizer} with {manifest.vocab_size}: prepare it with "
+            f"--tokenizer {find_folder(init)}"
         )
     config["net"] |= {name: getattr(lm.net.config, name) for name in SIZES}
     state = lm.net.state_dict()

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from .config import FROM_DATA, read_config
+from .config import FROM_DATA, read_config, show_config
 from .counting import Work, count, memory, parameters, traffic
 from .net.denoiser import DenoiserConfig
 from .options import Batching, Compute
@@ -90,7 +90,9 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     known, rest = parser.parse_known_args(list(argv))
     words = rest if known.preset is None else [known.preset, *rest]
-    config, _ = read_config(words)
+    config, printing = read_config(words)
+    if printing:
+        return show_config(config)
     if known.gpus < 1 or not 0 < known.efficiency <= 1 or known.tflops <= 0 or known.vocab_size < 2:
         raise ValueError("gpus and tflops must be positive, efficiency in (0, 1], vocab_size at least 2")
     net = {**config["net"], "length": config["net"]["length"] or config["corpus"]["length"]}

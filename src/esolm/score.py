@@ -75,6 +75,10 @@ class Scoring:
     def __post_init__(self) -> None:
         if self.work is not None and self.estimator == "nelbo":
             raise ValueError(f"work is {self.work!r}; it keeps log-weights, and the nelbo has none: leave it out")
+        if self.estimator == "nelbo" and (self.num_orders is not None or self.antithetic):
+            raise ValueError("the nelbo draws no orders: give --estimator any-order, iw or jackknife, or --num_draws")
+        if self.estimator != "nelbo" and self.num_draws != 1:
+            raise ValueError(f"num_draws is {self.num_draws}; {self.estimator} draws orders: give --num_orders")
 
     @property
     def orders(self) -> int:
@@ -329,10 +333,11 @@ def variance(run: str, corpus: str, **options: Any) -> int:
         raise ValueError(f"sequence is {o.sequence}; {corpus} has {len(texts)}, counted from 0")
     rows = texts.rows(torch.tensor([o.sequence]), lm.net.embed.weight.device)
     tokens = float(texts.tokens[o.sequence])
+    strata = "stratified times" if getattr(lm.system, "loss", None) == "any_order" else "as esolm score"
     with bar(corpus, 2 * o.trials * o.num_samples) as advance:
         found = {
             "over t and z_t, independent times": (o.num_samples, over_times(lm, rows, o, advance)),
-            "over t and z_t, as esolm score": (o.num_samples, over_strata(lm, rows, o, advance)),
+            f"over t and z_t, {strata}": (o.num_samples, over_strata(lm, rows, o, advance)),
             "over sigma, one order": (1, over_orders(lm, rows, o)),
         }
     records: list[dict[str, Any]] = []
@@ -362,14 +367,17 @@ def draw(lm: LanguageModel, system: Any, rows: Row, rng: Randomness, train: bool
     return torch.stack([term.nats.double().sum(1) for term in terms]).sum(0).cpu()
 
 
+def with_options(system: Any, **options: Any) -> Any:
+    """The system with those of the options that it has."""
+    return dataclasses.replace(system, **{key: value for key, value in options.items() if hasattr(system, key)})
+
+
 def over_times(lm: LanguageModel, rows: Row, o: Trials, advance: Callable[[int], None]) -> Tensor:
     """The paper's estimate: independent times, weight -alpha'_t / (1 - alpha_t) on the nats of the masks; [trials].
 
     At alpha_0 = 1 the weight is unbounded and the variance infinite: the standard deviation grows with the trials.
     """
-    plain = {"t_min": 0.0, "weights": "elbo", "loss": "two_term"}
-    system: Any = lm.system
-    system = dataclasses.replace(system, **{key: value for key, value in plain.items() if hasattr(system, key)})
+    system = with_options(lm.system, t_min=0.0, weights="elbo", loss="two_term")
     unbounded = getattr(system, "alpha_0", 1.0) == 1
     total, found = o.trials * o.num_samples, []
     for first in range(0, total, o.batch_size):
@@ -381,11 +389,12 @@ def over_times(lm: LanguageModel, rows: Row, o: Trials, advance: Callable[[int],
 
 
 def over_strata(lm: LanguageModel, rows: Row, o: Trials, advance: Callable[[int], None]) -> Tensor:
-    """The bound of `esolm score`: stratified draws and, where weights are unbounded, numbers of masks; [trials]."""
-    found = []
+    """The two terms as `esolm score` draws them: stratified and, where weights are unbounded, by numbers of masks;
+    [trials]."""
+    system, found = with_options(lm.system, loss="two_term"), []
     for trial in range(o.trials):
         rng = Randomness(fold(fold(o.seed, "strata"), trial), 0, o.num_samples)
-        found.append(draw(lm, lm.system, rows, rng, False, o.num_samples).mean())
+        found.append(draw(lm, system, rows, rng, False, o.num_samples).mean())
         advance(o.num_samples)
     return torch.stack(found)
 

@@ -104,14 +104,6 @@ class System(Protocol):
         ...
 
 
-class AnyOrder(System, Protocol):
-    """A system whose network gives the likelihood of a text under any order of its tokens."""
-
-    def order_nats(self, net: Any, x: Tensor, sigma: Tensor, scored: Tensor, valid: Tensor | None = None) -> Tensor:
-        """-log p(x^sigma(l) | x^sigma(<l)) of the scored tokens, [B, L] in natural order; differentiable."""
-        ...
-
-
 def names() -> list[str]:
     """The systems of the package, by module name."""
     from . import systems

@@ -7,8 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 import esolm
+from esolm import folder
 from esolm.cli import main
 from esolm.folder import PACKAGED
 
@@ -55,6 +57,16 @@ def test_samples_are_english_words(lm: esolm.LanguageModel) -> None:
         words = [word.strip(".,;!?\"'").lower() for word in text.split()]
         assert len(words) > 30
         assert sum(word in common for word in words) / len(words) > 1 / 6
+
+
+def test_it_can_be_exported_by_its_name(tmp_path: Path) -> None:
+    """The copy says of its making what the model says, and has its weights."""
+    out = tmp_path / "mine"
+    assert main(["export", "books", str(out), "--dtype=bfloat16"]) == 0
+    one, other = (json.loads((home / "config.json").read_text("utf-8")) for home in (PACKAGED / "books", out))
+    assert one["about"] == other["about"]
+    name = "model.safetensors"
+    assert folder.fingerprint(load_file(out / name)) == folder.fingerprint(load_file(PACKAGED / "books" / name))
 
 
 def test_by_its_name_from_anywhere(

@@ -139,6 +139,15 @@ def test_a_finished_run_says_so_and_steps_may_be_raised(data, whole, tmp_path, c
     tiny.assert_same(tmp_path / "run", tmp_path / "straight")
 
 
+def test_recomputed_blocks_may_begin_on_the_way(data, whole, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        tiny.interrupt_after(patch, 5)
+        assert cli.main(tiny.command(data, tmp_path / "run")) == 130
+    assert cli.main(tiny.command(data, tmp_path / "run", "--compute.checkpoint_blocks=true")) == 0
+    assert "compute.checkpoint_blocks changed from False to True" in capsys.readouterr().out
+    tiny.assert_same(tmp_path / "run", whole)
+
+
 def refused(run: Path, capsys, command: list[str], *words: str) -> None:
     """The command fails with one line that has these words, and changes nothing."""
     before = tiny.contents(run)

@@ -54,6 +54,22 @@ def test_print_config_is_complete_and_can_be_read_again(capsys, tmp_path):
     assert capsys.readouterr().out == printed
 
 
+@pytest.mark.parametrize("words", [["demo"], ["plan", "demo", "--gpus=2"]])
+def test_whoever_takes_the_options_of_train_prints_them_too(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "demo", "--print_config", *SMALL]) == 0
+    expected = capsys.readouterr().out
+    assert cli.main([*words, "--print_config", *SMALL]) == 0
+    assert capsys.readouterr().out == expected
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_demo_is_of_one_system(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "esolm train demo --system.name ar" in failing(capsys, "demo", "--system.name=ar")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", config.preset_names())
 def test_every_preset_is_a_configuration(name):
     tree, printing = config.read_config([name])

@@ -207,6 +207,22 @@ def test_too_little_text_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"holdout": 3, "valid": "pydocs"}, "holdout is 3, and the valid split is that of --valid pydocs: choose one"),
+        ({"target_length": 8}, "are of the conditional packing"),
+        ({"packing": "pad", "separator": " "}, "are of the conditional packing"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    source: str, tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare(source, tmp_path / "out", tokenizer="bytes", length=16, **options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_large_vocabulary_takes_wider_ids() -> None:
     assert [id_type(size).itemsize for size in (258, 65536, 65537)] == [2, 2, 4]
 

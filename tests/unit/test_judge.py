@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from esolm import cli
 from esolm.data.tokenizer import tokenizer
 from esolm.judge import entropy, judge, judged_nats, load_judge, read
 
@@ -54,6 +55,14 @@ def test_the_report_of_a_file(folder: str, tmp_path) -> None:
     assert found["entropy"] == pytest.approx((0 + math.log(4)) / 2)
     assert found["generative_perplexity"] == pytest.approx(math.exp(found["nats"]))
     assert found["bits_per_byte"] == pytest.approx(found["nats"] / math.log(2))
+
+
+def test_one_sample_has_no_error(folder: str, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "samples.jsonl"
+    file.write_text(json.dumps({"text": "abcd", "tokens": [1, 2, 3, 4]}))
+    assert cli.main(["judge", str(file), folder, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (found["samples"], found["stderr"], found["entropy_stderr"]) == (1, None, None)
 
 
 def test_lines_are_not_split_inside_a_text(tmp_path) -> None:

@@ -84,9 +84,17 @@ def prepare(
         ValueError: If an option or the corpus cannot be used, or `out` holds something else.
     """
     conditional = packing == "conditional"
+    if not conditional and (prompt_field, target_field, target_length, separator) != ("prompt", "target", None, "\n"):
+        raise ValueError(
+            "prompt_field, target_field, target_length and separator are of the conditional packing: give --packing "
+            "conditional, or leave them out"
+        )
     reading = Reading(field, prompt_field if conditional else None, target_field, lines)
     held = None if valid is None else corpora.corpus(valid, reading)
     train = _with_options(corpora.corpus(corpus, reading), packing, detokenizer, holdout)
+    if holdout is not None and (held is not None or train.valid is not None):
+        given = f"--valid {valid}" if held is not None else f"{train.name}, which has a split of its own"
+        raise ValueError(f"holdout is {holdout}, and the valid split is that of {given}: choose one")
     ready = None if trained(tokenizer) else make_tokenizer(tokenizer)
     mine = _numbered(part)
     if part is not None and ready is None:
