@@ -86,7 +86,7 @@ METHOD = """256 samples of 128 tokens for every setting, nucleus 0.9 as in the p
 part in the training: nats per token of the judge's own tokens, with the standard error. Entropy is that of a sample's own
 tokens. Passes and milliseconds a sample are of 16 samples together on two cores, all settings interleaved in one run; what a
 sample costs does not depend on the weights. Alone, a sample of so small a network costs what its small operations do,
-some 3 ms a pass whatever the system, and the cache gains nothing: the frontier is that of 16 together (the paper's is of 512)."""
+2 to 5 ms a pass, and the cache gains little: the frontier is that of 16 together (the paper's is of 512)."""
 FIGURE = "![Judged nats against milliseconds a sample: one line for a system](results/quality.svg)"
 
 

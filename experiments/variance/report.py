@@ -55,6 +55,5 @@ def findings(results: Results) -> list[list[str]]:
     if "1" not in (found := gains(results)):
         return []
     held = "confirmed" if found["1"][0] > 1 else "not confirmed"
-    return [
-        ["One order has less variance than ten times and masks (alpha_0 = 1)", "19×", f"{found['1'][0]:.1f}×", held]
-    ]
+    claim = "One order spreads less than ten times and masks (alpha_0 = 1; standard deviation)"
+    return [[claim, "19×", f"{found['1'][0]:.1f}×", held]]
