@@ -95,6 +95,8 @@ def read(
     if num_sequences is not None and num_sequences < 1:
         raise ValueError(f"num_sequences is {num_sequences}; it must be at least 1")
     if (Path(spec) / "manifest.json").is_file():
+        if field != "text" or detokenizer is not None:
+            raise ValueError(f"{spec} is prepared data, read and detokenised already: leave field and detokenizer out")
         return _prepared(lm, spec, split, length, num_sequences)
     length = lm.net.config.length if length is None else length
     if length < 1:

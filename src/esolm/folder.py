@@ -175,6 +175,7 @@ def new(out: Path, force: bool = False) -> Iterator[Path]:
     try:
         yield partial
         if out.exists():
+            shutil.rmtree(old, ignore_errors=True)  # killed just before the end, an earlier call has left it
             os.rename(out, old)
         os.rename(partial, out)
     except BaseException:

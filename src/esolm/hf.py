@@ -145,7 +145,8 @@ def logits(net: Denoiser, system: Any, x: Tensor, valid: Tensor | None = None, s
     if name == "esolm":
         if sigma is None:
             sigma = order.sort(order.groups(masked, valid, None), position / length)
-        visibility = _in_order(system, masked.gather(1, sigma))
+        unknown = masked if valid is None else masked | ~valid
+        visibility = _in_order(system, unknown.gather(1, sigma))
         return _placed(net(x.gather(1, sigma), sigma, visibility), sigma)
     if name == "ar":
         masked = torch.zeros_like(masked)  # what is not known comes after all that is, whatever stands there
@@ -156,7 +157,7 @@ def logits(net: Denoiser, system: Any, x: Tensor, valid: Tensor | None = None, s
 
 
 def _in_order(system: Any, masked: Tensor) -> Visibility:
-    """Eso-LM's pattern on sorted tokens: B, B whose masks do not see each other, or A."""
+    """Eso-LM's pattern on sorted tokens, masks and padding last: B, B whose masks do not see each other, or A."""
     visibility = causal(masked.shape[1], masked.device)
     num_clean = (~masked).sum(1)
     if system.variant == "A":

@@ -37,7 +37,7 @@ def launch(config: dict[str, Any]) -> int:
     """
     asked = Compute(**config["compute"])
     with parallel.join(asked.device, asked.timeout) as ranks:
-        console = Console(highlight=False, soft_wrap=True, quiet=ranks.rank > 0)
+        console = Console(highlight=False, markup=False, soft_wrap=True, quiet=ranks.rank > 0)
         outcome = run_all(config, ranks, console)
     if outcome is None:
         return 0

@@ -85,8 +85,9 @@ def load(
         return dataclasses.replace(lm, net=replayed(folding.fold(lm.net, precision)))
     path = find_folder(path)
     if exported.is_model(path):
-        if weights != "ema":
-            raise ValueError(f"weights is {weights!r}; {path} has one set of weights: leave it out")
+        for name, value, only in (("weights", weights, "ema"), ("which", which, "best")):
+            if value != only:
+                raise ValueError(f"{name} is {value!r}; {path} has one set of weights: leave it out")
         return LanguageModel(*exported.read(path, device))
     folder, home = locate(path, which)
     if weights not in ("ema", "model"):
@@ -111,10 +112,10 @@ def find_folder(path: str | Path) -> Path:
 
 def locate(path: Path, which: str = "best") -> tuple[Path, Path]:
     """The checkpoint that a run folder or a checkpoint folder stands for, and the run folder."""
-    if (path / "state.json").is_file():
-        return path, path.parent.parent
     if which not in ("best", "last"):
         raise ValueError(f"which is {which!r}; it must be 'best' or 'last'")
+    if (path / "state.json").is_file():
+        return path, path.parent.parent
     root = path / "checkpoints"
     found = (checkpoint.best(root) if which == "best" else None) or checkpoint.latest(root)
     if found is None:

@@ -102,6 +102,10 @@ class Compute:
             raise ValueError(f"compute.parallel is {self.parallel!r}; it must be ddp or fsdp")
         if self.gather not in ("float32", "bf16"):
             raise ValueError(f"compute.gather is {self.gather!r}; it must be float32 or bf16")
+        if self.parallel != "fsdp" and (self.gather != "float32" or self.offload):
+            raise ValueError(
+                "compute.gather and compute.offload are of FSDP: give --compute.parallel fsdp, or leave them out"
+            )
         if self.timeout <= 0:
             raise ValueError(f"compute.timeout is {self.timeout}, must be above 0")
 

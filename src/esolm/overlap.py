@@ -118,6 +118,8 @@ def overlap(
     Raises:
         ValueError: If the file is missing, has no records, or a record lacks a field.
     """
+    if layer is not None and bertscore is None:
+        raise ValueError(f"layer is {layer}; it is of BERTScore: give --bertscore FOLDER, or leave it out")
     if not Path(file).is_file():
         raise ValueError(f"no file {file}: give JSON lines with {prediction!r} and {reference!r}")
     made, wanted = [], []

@@ -20,7 +20,7 @@ from .nested import differing
 # Changing these does not change what the weights become, so a resumed run may have other ones.
 FREE = (
     *("data", "run", "init", "log", "saving.every", "saving.keep", "compute.device", "compute.threads"),
-    *("compute.parallel", "compute.gather", "compute.offload", "compute.timeout", "compute.checkpoint_blocks"),
+    *("compute.parallel", "compute.offload", "compute.timeout", "compute.checkpoint_blocks"),
 )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from safetensors import SafetensorError, safe_open
@@ -203,7 +204,7 @@ def show(records: list[dict[str, Any]]) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for r in records:
         numbers = (_number(r[key]) for key in ("nats", "stderr", "bits_per_token", "bits_per_byte"))
-        table.add_row(r["corpus"], f"{r['perplexity']:.2f}", *numbers, f"{r['tokens']:,}")
+        table.add_row(escape(r["corpus"]), f"{r['perplexity']:.2f}", *numbers, f"{r['tokens']:,}")
     console.print(table)
     if first["num_orders"] in (None, 1):
         return
@@ -211,10 +212,11 @@ def show(records: list[dict[str, Any]]) -> None:
     for r in records:
         for row in r["curve"]:
             values = (row[key] for key in ("bound", "bound_stderr", "jackknife", "jackknife_stderr"))
-            curve.add_row(r["corpus"], str(row["num_orders"]), *map(_number, values))
+            curve.add_row(escape(r["corpus"]), str(row["num_orders"]), *map(_number, values))
     console.print(curve)
     for r in records:
-        console.print(f"{r['corpus']}: the bound falls by {_number(r['moved'])} nats/token from K/2 to K")
+        text = f"{r['corpus']}: the bound falls by {_number(r['moved'])} nats/token from K/2 to K"
+        console.print(text, markup=False)
 
 
 def _number(value: float | None) -> str:

@@ -36,7 +36,7 @@ def assert_close(run: Path, other: Path, tolerance: float = TOLERANCE) -> None:
     """Every logged number and every weight of the last checkpoint agrees."""
     (tensors, records), (others, expected) = tiny.outcome(run), tiny.outcome(other)
     assert len(records) == len(expected)
-    for record, wanted in zip(records, expected):
+    for record, wanted in zip(records, expected, strict=True):
         assert flat(record) == pytest.approx(flat(wanted), rel=tolerance, abs=1e-6)
     assert tensors.keys() == others.keys()
     for name, tensor in tensors.items():
@@ -103,7 +103,7 @@ def test_any_pass_size_gives_the_same_without_dropout(two, data, tmp_path, micro
     results = two(crew.command, command(data, tmp_path / "b", "esolm", *more, f"--batch.micro={micro}"))
     assert results[0][0] == 0
     (_, records), (_, expected) = tiny.outcome(tmp_path / "b"), tiny.outcome(tmp_path / "whole")
-    for record, wanted in zip(records, expected):
+    for record, wanted in zip(records, expected, strict=True):
         assert flat(record) == pytest.approx(flat(wanted), rel=TOLERANCE, abs=1e-6)
 
 
@@ -125,7 +125,7 @@ def test_weights_gathered_in_bf16_are_near(two, data, tmp_path, bf16):
     assert two(crew.command, command(data, tmp_path / "all", "esolm", *more))[0][0] == 0
     (tensors, records), (_, expected) = tiny.outcome(tmp_path / "all"), tiny.outcome(tmp_path / "one")
     assert {t.dtype for t in tensors.values()} == {torch.float32}
-    for record, wanted in zip(records, expected):
+    for record, wanted in zip(records, expected, strict=True):
         if "loss" in record:
             assert record["loss"] == pytest.approx(wanted["loss"], rel=0.02)
 

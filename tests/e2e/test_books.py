@@ -59,6 +59,12 @@ def test_samples_are_english_words(lm: esolm.LanguageModel) -> None:
         assert sum(word in common for word in words) / len(words) > 1 / 6
 
 
+@pytest.mark.parametrize("options", [{"weights": "model"}, {"which": "last"}])
+def test_there_is_nothing_to_choose(options: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="has one set of weights: leave it out"):
+        esolm.load("books", **options)
+
+
 def test_it_can_be_exported_by_its_name(tmp_path: Path) -> None:
     """The copy says of its making what the model says, and has its weights."""
     out = tmp_path / "mine"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,14 @@ def test_hugging_face_folders(tmp_path: Path, out: Path) -> None:
     refused(write(model_type="DUO"), out.with_name("other"), "is of Duo")
     (hf / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes()[:999])
     refused(hf, out.with_name("other"), "damaged", system="mdlm")
+
+
+def test_a_model_is_replaced_also_after_a_kill_in_the_last_moment(tmp_path: Path, out: Path) -> None:
+    path = save(tmp_path / "a.ckpt", content())
+    convert(str(path), out, tokenizer="bytes")
+    shutil.copytree(out, out.with_name(f".{out.name}.old"))
+    convert(str(path), out, tokenizer="bytes", force=True)
+    assert not list(out.parent.glob(".*"))
 
 
 def test_only_models_are_replaced_and_no_parents_are_left(tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ def test_jsonl(tmp_path: Path, suffix: str) -> None:
     assert texts(corpus(f"text:{tmp_path}", Reading(field="body"))) == ["a b. c.", "d", "e"]
 
 
+def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl.gz", [{"text": f"number {i}"} for i in range(99)])
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(ValueError, match=r"d\.jsonl\.gz is damaged or incomplete .*: get it again"):
+        texts(corpus(f"text:{path}"))
+
+
 def test_a_prompt_has_a_document_for_each_target(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "d.jsonl", [{"s": ["One.", "Two."], "t": ["x", "y"]}, {"s": "Three.", "t": "z"}])
     found = corpus(f"text:{path}", Reading(prompt_field="s", target_field="t"))

@@ -211,6 +211,9 @@ def test_too_little_text_is_said(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"holdout": 3, "valid": "pydocs"}, "holdout is 3, and the valid split is that of --valid pydocs: choose one"),
+        ({"holdout": 0}, "holdout is 0; it must be at least 1"),
+        ({"seed": 1, "valid": "pydocs"}, "choose the valid split, which is that of --valid pydocs: leave them out"),
+        ({"valid_fraction": 0.5, "holdout": 3}, "which is the last 3 documents: leave them out"),
         ({"target_length": 8}, "are of the conditional packing"),
         ({"packing": "pad", "separator": " "}, "are of the conditional packing"),
     ],

@@ -269,6 +269,7 @@ def test_autocast_is_close_to_full_precision() -> None:
         ({"width": 6, "heads": 2}, "width 6"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"layers": 0}, "layers is 0"),
+        ({"heads": 0}, "heads is 0"),
         ({"length": 0}, "length is 0"),
     ],
 )

@@ -140,12 +140,16 @@ def test_logits_are_about_the_token_at_their_position() -> None:
     torch.testing.assert_close(hf.logits(bd3.net, bd3.system, z)[:, 4:], both, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in SYSTEMS), ("esolm", {"variant": "A"}), ("esolm", {"loss": "any_order"})],
+    ids=str,
+)
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_is_not_seen(name: str, side: str) -> None:
+def test_padding_is_not_seen(name: str, options: dict[str, str], side: str) -> None:
     if (name, side) == ("bd3lm", "left"):
         pytest.skip("blocks are counted from the first token")
-    lm, x = model(name), masked()
+    lm, x = model(name, **options), masked()
     valid = torch.ones_like(x)
     valid[1, slice(4, None) if side == "right" else slice(0, 4)] = 0
     for fill in (7, 9):

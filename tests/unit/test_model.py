@@ -389,6 +389,7 @@ def test_wrong_requests_say_what_is_allowed(options: dict[str, Any], message: st
     ("name", "options", "message"),
     [
         ("ar", {"tokens": [[None, 65, None]]}, "given tokens must stand at the beginning"),
+        ("ar", {"given_order": "random"}, "given_order is 'random'; ar reads from left to right"),
         ("ar", {"num_steps": 4}, "sampler left_to_right of ar does not use num_steps"),
         ("ar", {"sampler": "first_hitting"}, "ar has no sampler 'first_hitting'; it has left_to_right"),
         ("mdlm", {"alpha_0": 0.5}, "does not use alpha_0"),

@@ -44,7 +44,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out) == {"predictions": 2, "rouge1": 0.5, "rouge2": 0.5, "rougeL": 0.5}
     assert cli.main(["overlap", str(file)]) == 0
     assert "rougeL" in capsys.readouterr().out
-    for words in ([str(tmp_path / "none")], [str(file), "--reference", "gold"], [str(file), "--bertscore", "none"]):
+    for words in (
+        [str(tmp_path / "none")],
+        [str(file), "--reference", "gold"],
+        [str(file), "--bertscore", "none"],
+        [str(file), "--layer", "3"],
+    ):
         assert cli.main(["overlap", *words]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 

@@ -165,6 +165,8 @@ def test_no_experiments_here(tmp_path: Path) -> None:
         spec.read(tmp_path)
     with pytest.raises(ValueError, match="no experiment 'speling': choose from"):
         reproduce(["speling"], experiments=str(ROOT / "experiments"), list=True)
+    with pytest.raises(ValueError, match="workers is 0; it must be at least 1"):
+        reproduce(workers=0, experiments=str(ROOT / "experiments"), list=True)
 
 
 PROCESSES = """
@@ -182,6 +184,8 @@ jobs:
   command: info data/nothing2 --json
 - name: after-lost
   command: info lost --json
+- name: wordless
+  command: info data/x
 """
 
 
@@ -196,13 +200,13 @@ def test_processes_run_in_order_and_a_failure_stops_only_what_needs_it(
     for name in ("words", "more"):
         (experiments.parent / f"{name}.txt").write_text(f"some {name} " * 50)
     failed = jobs.run_all(work, work.missing(["one"]), 2, Console())
-    assert set(failed) == {"one/bad", "one/lost", "one/after-lost"}
+    assert set(failed) == {"one/bad", "one/lost", "one/after-lost", "one/wordless"}  # the last prints no JSON
     found = json.loads((experiments / "one" / "results" / "good.json").read_text())
     assert found["result"]["length"] == 32
     said = " ".join(capsys.readouterr().out.split())
     assert "one/bad failed" in said
     assert "data/nothing" in (work.folder / "logs" / "one.bad.log").read_text()
-    assert titles(work.missing(["one"])) == ["one/bad", "one/lost", "one/after-lost"]
+    assert titles(work.missing(["one"])) == ["one/bad", "one/lost", "one/after-lost", "one/wordless"]
 
 
 @pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN])

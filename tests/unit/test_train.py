@@ -95,6 +95,7 @@ def test_clipping_bounds_the_gradient_and_zero_does_not():
         (lambda: Batching(0), r"batch\.size is 0"),
         (lambda: Optim(lr=-1.0), r"optim\.lr is -1\.0"),
         (lambda: Saving(keep=0), r"saving\.keep is 0"),
+        (lambda: Compute(offload=True), r"of FSDP: give --compute\.parallel fsdp"),
     ],
 )
 def test_bad_options_are_named(options, word):

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import io
 import json
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -221,6 +222,8 @@ def _read(path: Path, name: str, reading: Reading) -> Iterator[Document]:
             yield from (d for d in documents if d.text.strip())
         except UnicodeError as error:
             raise ValueError(f"{name} is not UTF-8 ({error}): convert it first") from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{name} is damaged or incomplete ({error}): get it again") from error
 
 
 def _open(path: Path) -> IO[str]:

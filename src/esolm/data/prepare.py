@@ -92,9 +92,14 @@ def prepare(
     reading = Reading(field, prompt_field if conditional else None, target_field, lines)
     held = None if valid is None else corpora.corpus(valid, reading)
     train = _with_options(corpora.corpus(corpus, reading), packing, detokenizer, holdout)
-    if holdout is not None and (held is not None or train.valid is not None):
-        given = f"--valid {valid}" if held is not None else f"{train.name}, which has a split of its own"
-        raise ValueError(f"holdout is {holdout}, and the valid split is that of {given}: choose one")
+    given = f"that of --valid {valid}" if held is not None else None if train.valid is None else f"{train.name}'s own"
+    if holdout is not None and given:
+        raise ValueError(f"holdout is {holdout}, and the valid split is {given}: choose one")
+    if holdout is not None and holdout < 1:
+        raise ValueError(f"holdout is {holdout}; it must be at least 1")
+    if (given or train.holdout) and (valid_fraction, seed) != (0.05, 0):
+        given = given or f"the last {train.holdout} documents"
+        raise ValueError(f"valid_fraction and seed choose the valid split, which is {given}: leave them out")
     ready = None if trained(tokenizer) else make_tokenizer(tokenizer)
     mine = _numbered(part)
     if part is not None and ready is None:

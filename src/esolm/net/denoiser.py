@@ -47,8 +47,6 @@ class DenoiserConfig:
     few hundred steps. AdaLN's modulation starts at zero in both."""
 
     def __post_init__(self) -> None:
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(f"width {self.width} must be an even multiple of heads {self.heads}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
         if self.init not in ("paper", "gpt2"):
@@ -56,6 +54,8 @@ class DenoiserConfig:
         for name in ("vocab_size", "length", "layers", "width", "heads", "cond_width", "mlp_ratio"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(f"width {self.width} must be an even multiple of heads {self.heads}")
 
 
 @dataclass(frozen=True, slots=True)

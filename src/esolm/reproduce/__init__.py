@@ -43,6 +43,8 @@ def reproduce(
         smoke: everything at tiny sizes, in a temporary folder, on made-up corpora.
         command: what `esolm` does with words, for the jobs of the smoke run, which start no process.
     """
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; it must be at least 1")
     console = Console(highlight=False, soft_wrap=True, stderr=True)
     if smoke:
         from .smoke import run

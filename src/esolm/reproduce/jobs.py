@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from ..bench.report import save
 from .spec import PLACES, Job, Plan
@@ -188,23 +189,23 @@ def run_all(workspace: Workspace, jobs: list[Job], workers: int, console: Consol
                 running.remove(child)
                 outcome = child.outcome()
                 assert outcome is not None
-                if outcome[0] == 0:
-                    workspace.keep(child.job, outcome)
+                wrong = _kept(workspace, child.job, outcome) if outcome[0] == 0 else child.last_words()
+                if wrong is None:
                     left = workspace.estimate([*waiting, *(other.job for other in running)])
                     share = 1 if any(job.alone for job in waiting) else workers
                     ahead = "" if left is None else f"; about {left / share / 60:.0f} min to go"
                     console.print(f"{child.job.title}: {outcome[2]:.0f} s, {len(waiting)} waiting{ahead}")
                 else:
-                    failed[child.job.title] = child.last_words()
-                    console.print(f"[red]{child.job.title} failed[/red]: {child.last_words()} (all of it: {child.log})")
+                    failed[child.job.title] = wrong
+                    console.print(f"[red]{child.job.title} failed[/red]: {escape(f'{wrong} (all of it: {child.log})')}")
             if (job := _next(workspace, waiting, running, workers, failed)) is not None:
                 waiting.remove(job)
                 running.append(Child(workspace, job, None if job.alone else threads))
-                console.print(f"{job.title}: esolm {shlex.join(job.words)}", style="dim")
+                console.print(f"{job.title}: esolm {shlex.join(job.words)}", style="dim", markup=False)
             else:
                 waiting = [job for job in waiting if not _lost(workspace, job, failed)]
                 time.sleep(0.2)
-    except KeyboardInterrupt:
+    except BaseException:
         console.print("stopping: what runs saves itself; the same command goes on from there")
         for child in running:
             child.stop()
@@ -212,6 +213,15 @@ def run_all(workspace: Workspace, jobs: list[Job], workers: int, console: Consol
     finally:
         signal.signal(signal.SIGTERM, before)
     return list(failed)
+
+
+def _kept(workspace: Workspace, job: Job, outcome: Outcome) -> str | None:
+    """Keep what a job made; what is wrong with it, if anything is."""
+    try:
+        workspace.keep(job, outcome)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _lost(workspace: Workspace, job: Job, failed: dict[str, str]) -> bool:

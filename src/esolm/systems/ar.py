@@ -71,7 +71,9 @@ class System:
         prompt = request.given.long().cumprod(1).sum(1)
         if not (request.given & request.valid).sum(1).equal(prompt):
             raise ValueError("ar goes left to right: given tokens must stand at the beginning. Use an any-order system")
-        return ancestral(request.given, request.valid, rng, 0.0, None, "ascending")
+        if request.given_order != "ascending":
+            raise ValueError(f"given_order is {request.given_order!r}; ar reads from left to right: leave it out")
+        return ancestral(request.given, request.valid, rng, 0.0, None)
 
     def sample(self, net: Denoiser, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """One token a pass, with a cache."""
