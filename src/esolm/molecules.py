@@ -26,19 +26,22 @@ class Molecule(NamedTuple):
     atoms: int  # without hydrogen
 
 
-def molecules(file: str, train: str | None = None) -> dict[str, Any]:
+def molecules(file: str, train: str | None = None, field: str = "text") -> dict[str, Any]:
     """Validity, uniqueness, novelty and size of the molecules that `esolm sample --out` wrote, with standard errors.
 
     Args:
         file: JSON lines with `text` and `tokens`.
         train: What the model was trained on, one SMILES a line; adds novelty, and the share of samples that are valid
             and whole.
+        field: The field of the SMILES: `prediction` leaves out the prompt, `text` has it.
 
     Raises:
         ValueError: If a file is missing or of another kind, or RDKit is not installed.
     """
     samples = read(Path(file))
-    valid = [molecule for molecule in parsed(sample["text"] for sample in samples) if molecule is not None]
+    if missing := [number for number, sample in enumerate(samples, 1) if not isinstance(sample.get(field), str)]:
+        raise ValueError(f"line {missing[0]} of {file} has no text {field!r}: choose text or prediction")
+    valid = [molecule for molecule in parsed(sample[field] for sample in samples) if molecule is not None]
     unique = set(valid)
     costs = [sample["nfe"] for sample in samples if "nfe" in sample]
     found: dict[str, Any] = {"samples": len(samples), "nfe": statistics.fmean(costs) if costs else None}

@@ -98,8 +98,7 @@ def corpus(spec: str, reading: Reading | None = None) -> Corpus:
 
 def digest(document: Document, seed: int = 0) -> int:
     """64 bits of the content: of the prompt, where there is one, so that its targets stay together."""
-    key = document.text if document.prompt is None else document.prompt
-    hashed = hashlib.blake2b(key.encode(), digest_size=8, key=seed.to_bytes(8, "little", signed=True))
+    hashed = hashlib.blake2b((document.prompt or document.text).encode(), digest_size=8, key=seed.to_bytes(8, "little", signed=True))
     return int.from_bytes(hashed.digest(), "little")
 
 
@@ -209,16 +208,15 @@ def _sha256(path: Path) -> str:
 def _read(path: Path, name: str, reading: Reading) -> Iterator[Document]:
     """The documents of one file, streamed; empty ones are left out."""
     kind = _kind(path)
-    if reading.prompt_field is not None and kind not in _JSON:
-        raise ValueError(f"{name}: prompts and targets are read from {', '.join(_JSON)} files only")
+    prompt = None if reading.prompt_field is None else ""  # of what has no fields: the separator alone is given
     with _open(path) as file:
         try:
             if kind in _JSON:
                 documents = (d for i, line in enumerate(file, 1) if line.strip() for d in _json(line, i, name, reading))
             elif reading.lines or kind in _LINES:
-                documents = (Document(line.rstrip("\n")) for line in file)
+                documents = (Document(line.rstrip("\n"), prompt) for line in file)
             else:
-                documents = (Document(text) for text in _pieces(file))
+                documents = (Document(text, prompt) for text in _pieces(file))
             yield from (d for d in documents if d.text.strip())
         except UnicodeError as error:
             raise ValueError(f"{name} is not UTF-8 ({error}): convert it first") from error
