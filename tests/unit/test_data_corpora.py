@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esolm.data import Document, corpus, pydocs
-from esolm.data.corpora import Corpus, Reading, split
+from esolm.data.corpora import Corpus, Reading, digest, split
 from esolm.data.detokenize import detokenize
 
 
@@ -136,6 +136,13 @@ def test_a_prompt_has_a_document_for_each_target(tmp_path: Path) -> None:
     assert list(found.train()) == [Document("x", "One. Two."), Document("y", "One. Two."), Document("z", "Three.")]
 
 
+def test_what_has_no_fields_has_an_empty_prompt_and_is_told_apart_by_its_text(tmp_path: Path) -> None:
+    (tmp_path / "m.smi").write_text("CCO\nCC\n")
+    found = list(corpus(f"text:{tmp_path}/m.smi", Reading(prompt_field="prompt")).train())
+    assert found == [Document("CCO", ""), Document("CC", "")]
+    assert digest(found[0]) != digest(found[1])
+
+
 def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"no corpus 'nope'.*pydocs"):
         corpus("nope")
@@ -155,8 +162,6 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8"):
         texts(corpus(f"text:{tmp_path}/latin.txt"))
-    with pytest.raises(ValueError, match=r"\.jsonl files only"):
-        texts(corpus(f"text:{tmp_path}/latin.txt", Reading(prompt_field="p")))
     packed = write_jsonl(tmp_path / "p.jsonl.zst", [{"text": "a"}])
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ValueError, match=r"pip install 'esolm\[zstd\]'"):

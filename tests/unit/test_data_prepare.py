@@ -102,6 +102,22 @@ def test_conditional_rows(source: str, tmp_path: Path) -> None:
         assert set(target[end:]) == {text.eos_id}
 
 
+def test_lines_after_a_mark_that_is_given(tmp_path: Path) -> None:
+    lines = [f"C{'C' * (i % 9)}{'=O' * (i % 2)}N" for i in range(200)]
+    (tmp_path / "d.smi").write_text("".join(f"{smiles}\n" for smiles in lines))
+    options = {"packing": "conditional", "separator": ">", "target_length": 15}
+    made = prepare(f"text:{tmp_path}/d.smi", tmp_path / "out", tokenizer="bytes", length=16, **options)
+    assert made is not None
+    x, valid, given = Loader(tmp_path / "out", batch_size=made.splits["train"].sequences, shuffle=False).batch(0)
+    assert valid is None
+    assert given is not None
+    assert given[:, 0].all()
+    assert not given[:, 1:].any()
+    text = tokenizer("bytes")
+    assert {text.decode(row[: row.index(text.eos_id)]) for row in x.tolist()} <= {f">{smiles}" for smiles in lines}
+    assert all(split.sequences for split in made.splits.values())
+
+
 def test_single_rows_from_lines(tmp_path: Path) -> None:
     molecules = [f"C{'C' * (i % 9)}{'=O' * (i % 2)}N" for i in range(200)]
     (tmp_path / "d.smi").write_text("".join(f"{smiles}\n" for smiles in molecules))

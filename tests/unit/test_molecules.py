@@ -50,6 +50,14 @@ def test_a_sample_is_whole_from_the_size_of_the_smallest_hundredth(tmp_path: Pat
     assert (found["validity"], found["whole"]) == (5 / 6, 3 / 6)
 
 
+def test_the_prompt_may_be_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "s.jsonl"
+    file.write_text(json.dumps({"text": ">CCO", "prediction": "CCO", "tokens": [1]}))
+    assert [molecules(str(file), field=field)["validity"] for field in ("text", "prediction")] == [0, 1]
+    with pytest.raises(ValueError, match="has no text 'smiles': choose text or prediction"):
+        molecules(str(file), field="smiles")
+
+
 @pytest.mark.parametrize("spellings", [ETHANOL, PYRIDINE])
 def test_one_molecule_however_it_is_written(spellings: tuple[str, ...]) -> None:
     assert {*parsed(spellings)} == {Molecule(spellings[0], 3 if spellings is ETHANOL else 6)}

@@ -98,7 +98,8 @@ def corpus(spec: str, reading: Reading | None = None) -> Corpus:
 
 def digest(document: Document, seed: int = 0) -> int:
     """64 bits of the content: of the prompt, where there is one, so that its targets stay together."""
-    hashed = hashlib.blake2b((document.prompt or document.text).encode(), digest_size=8, key=seed.to_bytes(8, "little", signed=True))
+    key = document.prompt or document.text
+    hashed = hashlib.blake2b(key.encode(), digest_size=8, key=seed.to_bytes(8, "little", signed=True))
     return int.from_bytes(hashed.digest(), "little")
 
 
