@@ -93,8 +93,10 @@ def figures(results: Results) -> dict[str, Any]:
                 label = None if nucleus else name
                 bars = [[min(2 * e, 0.9 * m) for m, e in zip(y, error, strict=True)], [2 * e for e in error]]
                 axes.errorbar(x, y, yerr=bars, fmt=style, color=COLOURS[system], label=label, capsize=3)
-        axes.set(xlabel="passes of the network", title=title, yscale="log", ylim=(0.001, 1))
-        axes.set_yticks([0.01, 0.1, 1], ["1 %", "10 %", "100 %"])
+        axes.set(xlabel="passes of the network", title=title)
+        if any(f[key] for system in SYSTEMS for f in settings(results, system).values()):
+            axes.set(yscale="log", ylim=(0.001, 1))
+            axes.set_yticks([0.01, 0.1, 1], ["1 %", "10 %", "100 %"])
     plots[0].set_ylabel("share of samples")
     plots[0].legend(frameon=False, fontsize=8, loc="upper left")
     return {"molecules": figure}
