@@ -92,14 +92,7 @@ def prepare(
     reading = Reading(field, prompt_field if conditional else None, target_field, lines)
     held = None if valid is None else corpora.corpus(valid, reading)
     train = _with_options(corpora.corpus(corpus, reading), packing, detokenizer, holdout)
-    given = f"that of --valid {valid}" if held is not None else None if train.valid is None else f"{train.name}'s own"
-    if holdout is not None and given:
-        raise ValueError(f"holdout is {holdout}, and the valid split is {given}: choose one")
-    if holdout is not None and holdout < 1:
-        raise ValueError(f"holdout is {holdout}; it must be at least 1")
-    if (given or train.holdout) and (valid_fraction, seed) != (0.05, 0):
-        given = given or f"the last {train.holdout} documents"
-        raise ValueError(f"valid_fraction and seed choose the valid split, which is {given}: leave them out")
+    _check_split(train, valid, holdout, by_content=(valid_fraction, seed) != (0.05, 0))
     ready = None if trained(tokenizer) else make_tokenizer(tokenizer)
     mine = _numbered(part)
     if part is not None and ready is None:
@@ -130,6 +123,18 @@ def prepare(
         _write(work / "data", train, made, length, chunks, pack, request)
         os.rename(work / "data", out)
     return Manifest.load(out)
+
+
+def _check_split(train: Corpus, valid: str | None, holdout: int | None, by_content: bool) -> None:
+    """Raise ValueError for options of another valid split than the one that is made."""
+    if holdout is not None and holdout < 1:
+        raise ValueError(f"holdout is {holdout}; it must be at least 1")
+    given = f"that of --valid {valid}" if valid is not None else f"{train.name}'s own" if train.valid else None
+    if holdout is not None and given:
+        raise ValueError(f"holdout is {holdout}, and the valid split is {given}: choose one")
+    given = given or (f"the last {train.holdout} documents" if train.holdout else None)
+    if by_content and given:
+        raise ValueError(f"valid_fraction and seed choose the valid split, which is {given}: leave them out")
 
 
 def _numbered(part: str | None) -> Callable[[int], bool]:
