@@ -109,14 +109,16 @@ def score(argv: Sequence[str]) -> int:
     """Likelihood of texts: esolm score RUN CORPUS|FILE|FOLDER … [--estimator iw --num_orders 100 --json]."""
     from . import score as scoring
 
-    return scoring.score(**_parse(scoring.parser("score"), argv))
+    return scoring.score(**_parse(scoring.parser("score", scoring.Scoring), argv))
 
 
 def variance(argv: Sequence[str]) -> int:
     """Spread of single estimates of a bound: esolm variance RUN FILE [--trials 100]."""
-    from . import score as scoring
+    from .score import parser
+    from .variance import Trials
+    from .variance import variance as function
 
-    return scoring.variance(**_parse(scoring.parser("variance"), argv))
+    return function(**_parse(parser("variance", Trials), argv))
 
 
 def overlap(argv: Sequence[str]) -> int:

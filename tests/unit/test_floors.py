@@ -19,7 +19,7 @@ FLOORS = [
     "folder evaluate model learner runs",
     "ckpt train bench hf released convert export overlap harness progress judge mauve molecules "
     "info frames show picture",
-    "config plan launch score demo generate reproduce cli __main__",
+    "config plan launch score variance demo generate reproduce cli __main__",
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
 PLACE = {room: place for rooms in FLOORS for place, room in enumerate(rooms.split())}
