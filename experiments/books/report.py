@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esolm.reproduce.document import Results, number, table
+from experiments.runner.document import Results, number, table
 
 MODES = {
     "diffusion": "diffusion alone, T = 32 (`--alpha_0 1 --num_steps 32`)",

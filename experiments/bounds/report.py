@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from esolm.reproduce.document import Results, number, table
+from experiments.runner.document import Results, number, table
 
 ALPHAS = ("1", "0.5", "0.25", "0.125")
 PAPER = {

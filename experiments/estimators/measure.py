@@ -15,7 +15,7 @@ import sys
 
 from safetensors.torch import load_file
 
-from esolm import estimators
+from esolm.likelihood import estimators
 
 GRID = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 100, 128, 160, 200, 250, 320, 400, 500, 640, 800, 1000)
 SIZES = (4, 16, 64)

@@ -9,7 +9,7 @@ import sys
 import torch
 
 import esolm
-from esolm.evaluate import read
+from esolm.likelihood.scoring import read
 
 SEQUENCES, ORDERS = 128, 4
 

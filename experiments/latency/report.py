@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from esolm.reproduce.document import Results, number, table
+from experiments.runner.document import Results, number, table
 
 PAPER = {
     "2048": {"esolm": 14.6, "ar": 13.3, "bd3lm, block 4": 24.3, "bd3lm, block 16": 21.3, "mdlm": 201.3},

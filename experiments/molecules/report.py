@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from esolm.reproduce.document import Results, number, table
+from experiments.runner.document import Results, number, table
 
 WORDS = {"all": "one at a time", "nucleus": "one at a time, nucleus"}
 SYSTEMS = {

@@ -6,7 +6,7 @@ import itertools
 import math
 from typing import Any
 
-from esolm.reproduce.document import Results, number, table
+from experiments.runner.document import Results, number, table
 
 ROWS = {
     "ar": ("AR", "22.83", ""),

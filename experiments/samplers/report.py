@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esolm.reproduce.document import Results, number, table
+from experiments.runner.document import Results, number, table
 
 ROWS = {
     "block-16": ("block, 16 tokens a step", "8"),

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 import esolm
-from esolm import evaluate, overlap
-from esolm.likelihood import padded
+from esolm.likelihood import scoring as evaluate
+from esolm.likelihood.orders import padded
+from esolm.metrics import overlap
 from esolm.model import LanguageModel, until
 
 SEPARATOR = " TLDR:"

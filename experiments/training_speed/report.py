@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esolm.reproduce.document import Results, number, table
+from experiments.runner.document import Results, number, table
 
 
 def report(results: Results) -> str:

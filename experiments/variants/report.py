@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from esolm.reproduce.document import Results, number, table
+from experiments.runner.document import Results, number, table
 
 PAPER = {"1": ("36.12", "30.96"), "0.5": ("32.53", "30.51"), "0.25": ("29.23", "28.44"), "0.125": ("26.29", "25.97")}
 KAPPAS = {"0.25": ("esolm-0.5-kappa-0.25", "diverged"), "0.5": ("esolm-0.5", "31.53"), "0.75": ("esolm-0.5-kappa-0.75", "32.25")}  # fmt: skip

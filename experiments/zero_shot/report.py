@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from esolm.reproduce.document import Results, number, table
+from experiments.runner.document import Results, number, table
 
 CORPORA = {"wikitext": "WikiText-2", "lambada": "LAMBADA", "arxiv": "arXiv abstracts"}
 RUNS = {

@@ -6,25 +6,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .draw import Draw
+    from .core.draw import Draw
+    from .core.order import Schedule
+    from .core.randomness import Randomness
+    from .core.visibility import Visibility
     from .model import LanguageModel, Samples, load
     from .net.denoiser import Denoiser, DenoiserConfig, Rows
-    from .order import Schedule
-    from .randomness import Randomness
-    from .visibility import Visibility
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Denoiser": "net.denoiser",
     "DenoiserConfig": "net.denoiser",
-    "Draw": "draw",
+    "Draw": "core.draw",
     "LanguageModel": "model",
-    "Randomness": "randomness",
+    "Randomness": "core.randomness",
     "Rows": "net.denoiser",
     "Samples": "model",
-    "Schedule": "order",
-    "Visibility": "visibility",
+    "Schedule": "core.order",
+    "Visibility": "core.visibility",
     "load": "model",
 }
 

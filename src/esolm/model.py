@@ -17,17 +17,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import checkpoint, likelihood, machine
-from . import folder as exported
+from .core.draw import Draw
+from .core.order import Schedule
+from .core.randomness import Randomness, fold
 from .data import Tokenizer
-from .draw import Draw
-from .likelihood import LogProb
+from .likelihood import orders as likelihood
+from .likelihood.orders import LogProb
 from .net import fold as folding
 from .net.denoiser import Denoiser, DenoiserConfig
 from .net.graph import replayed
-from .order import Schedule
-from .randomness import Randomness, fold
-from .system import Request, Step, System, find
+from .runtime import machine
+from .sampling.request import Request, Step
+from .storage import checkpoint
+from .storage import folder as exported
+from .systems import System, find
 
 
 class Event(NamedTuple):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.crew import Crew
-from e2e import tiny
+from support import tiny
+from support.crew import Crew
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from distributed import crew
-from e2e import tiny
 from esolm import cli
+from support import crew, tiny
 
 STEPS, TOLERANCE = 6, 2e-5
 SYSTEMS = {

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from distributed import crew
-from e2e import tiny
-from esolm import cli, score
-from esolm.parallel import Ranks
+from esolm import cli
+from esolm.cli import score
+from esolm.runtime.distributed import Ranks
+from support import crew, tiny
 
 SCORES = {
     "nelbo": ("--estimator=nelbo", "--num_draws=3"),

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import esolm
-from distributed import crew
 from distributed.test_ranks_equal import assert_close, command
-from e2e import tiny
-from esolm import checkpoint, cli
-from esolm.info import describe
+from esolm import cli
+from esolm.cli.info import describe
+from esolm.storage import checkpoint
+from support import crew, tiny
 
 HERE = Path(crew.__file__)
 HALF = 3

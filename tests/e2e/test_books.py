@@ -10,9 +10,9 @@ import pytest
 from safetensors.torch import load_file
 
 import esolm
-from esolm import folder
 from esolm.cli import main
-from esolm.folder import PACKAGED
+from esolm.storage import folder
+from esolm.storage.folder import PACKAGED
 
 SENTENCES = (
     "He took his hat from the table, and went out of the room without a word.",

@@ -6,12 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 
 import esolm
-from esolm import checkpoint, cli
+from esolm import cli
 from esolm.data import prepare
+from esolm.storage import checkpoint
+from support import tiny
 
 NET = ("--net.layers", "--net.width", "--net.heads", "--net.cond_width")
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.core.randomness import Randomness
+from esolm.core.terms import total
 from esolm.net.denoiser import Denoiser, DenoiserConfig
-from esolm.randomness import Randomness
-from esolm.system import find
-from esolm.terms import total
+from esolm.systems import find
 
 K, L, MASK = 5, 16, 5
 BATCH, STEPS, RATE = 64, 320, 2e-3

@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny
 
-from esolm import checkpoint, cli
+from esolm import cli
+from esolm.storage import checkpoint
+from support import tiny
 
 SCRIPT = Path(tiny.__file__)
 
@@ -250,7 +251,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_term_and_checkpoint(data, tmp
 
 
 def test_a_run_in_use_is_refused(data, whole, tmp_path, capsys):
-    from esolm.runs import Metrics
+    from esolm.training.runs import Metrics
 
     shutil.copytree(whole, run := tmp_path / "run")
     with Metrics(run / "metrics.jsonl"):

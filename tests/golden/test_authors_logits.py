@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from esolm import order
+from esolm.core import order
+from esolm.core.visibility import by_order, causal, full, sorted_two_stream, two_stream
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
-from esolm.visibility import by_order, causal, full, sorted_two_stream, two_stream
-from property import paper
+from support import paper
 
 HERE = Path(__file__).parent
 MASK = 49

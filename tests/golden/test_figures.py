@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from esolm import order
-from esolm.visibility import Visibility, by_order, causal, full, prefix, sorted_two_stream, two_stream
-from property import paper
+from esolm.core import order
+from esolm.core.visibility import Visibility, by_order, causal, full, prefix, sorted_two_stream, two_stream
+from support import paper
 
 DIFFUSION = torch.tensor([[3, 1, 6, 4, 5, 2]]) - 1
 SEQUENTIAL = torch.tensor([[3, 1, 6, 2, 4, 5]]) - 1

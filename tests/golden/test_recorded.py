@@ -38,7 +38,11 @@ SIZE = (
 )
 SAMPLES = {
     "ar": ["--num_samples=2"],
-    "mdlm": ["--num_samples=2", "--num_samples=2 --num_steps=4 --top_p=0.9", "--num_samples=1 --sampler=block --parallelism=4"],
+    "mdlm": [
+        "--num_samples=2",
+        "--num_samples=2 --num_steps=4 --top_p=0.9",
+        "--num_samples=1 --sampler=block --parallelism=4",
+    ],
     "bd3lm": ["--num_samples=2", "--num_samples=2 --num_steps=8 --top_k=5"],
     "esolm-0.5": [
         "--num_samples=3 --prompt=ab",
@@ -55,7 +59,12 @@ SCORES = {
     "ar": ["", "--estimator=iw --num_orders=4"],
     "mdlm": ["--num_draws=2", "--estimator=any-order --num_sequences=3"],
     "bd3lm": [""],
-    "esolm-0.5": ["", "--estimator=iw --num_orders=4", "--estimator=jackknife --num_orders=4 --antithetic=true", "--alpha_0=0"],
+    "esolm-0.5": [
+        "",
+        "--estimator=iw --num_orders=4",
+        "--estimator=jackknife --num_orders=4 --antithetic=true",
+        "--alpha_0=0",
+    ],
     "esolm-1": ["", "--estimator=any-order --num_orders=2"],
     "esolm-any": ["", "--estimator=iw --num_orders=3"],
     "esolm-a": [""],
@@ -63,7 +72,13 @@ SCORES = {
 BOOKS = [
     {"num_samples": 2, "alpha_0": 1.0, "num_steps": 8, "length": 24, "seed": 3},
     {"num_samples": 1, "sampler": "speculative", "length": 32, "seed": 1, "top_p": 0.9},
-    {"num_samples": 2, "sampler": "left_to_right", "length": 20, "prompt": "It was a dark night, and", "temperature": 0},
+    {
+        "num_samples": 2,
+        "sampler": "left_to_right",
+        "length": 20,
+        "prompt": "It was a dark night, and",
+        "temperature": 0,
+    },
 ]
 TEXTS = ["She opened the letter.", "She letter the opened."]
 
@@ -98,9 +113,15 @@ def training(folder: Path) -> dict[str, Any]:
         found[name] = {
             "losses": [line["terms"] for line in lines if "terms" in line],
             "validation": [line["validation"]["terms"] for line in lines if "validation" in line],
-            "samples": {o: json.loads(run(f"sample {where} --json --precision=float32 {o}"))["tokens"] for o in SAMPLES.get(name, [])},
+            "samples": {
+                o: json.loads(run(f"sample {where} --json --precision=float32 {o}"))["tokens"]
+                for o in SAMPLES.get(name, [])
+            },
             "scores": {
-                o: [(r["nats"], r["terms"]) for r in json.loads(run(f"score {where} {data} --num_sequences=8 --json {o}"))]
+                o: [
+                    (r["nats"], r["terms"])
+                    for r in json.loads(run(f"score {where} {data} --num_sequences=8 --json {o}"))
+                ]
                 for o in SCORES[name]
             },
         }

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import esolm
-from esolm import cli, released
-from esolm.ckpt import Checkpoint
-from esolm.convert import convert
+from esolm import cli
+from esolm.core.visibility import causal, full
 from esolm.data.tokenizer import EOS
-from esolm.visibility import causal, full
+from esolm.interop import released
+from esolm.interop.ckpt import Checkpoint
+from esolm.interop.convert import convert
 
 HERE = Path(__file__).parent
 CKPT = HERE / "lightning_tiny.ckpt"

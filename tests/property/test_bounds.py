@@ -19,9 +19,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm.likelihood import order_nats
-from esolm.randomness import Randomness
-from property import paper, toy
+from esolm.core.randomness import Randomness
+from esolm.net.conditionals import order_nats
+from support import paper, toy
 
 V, MASK = 4, 3
 X = (2, 0, 1, 1)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.core.randomness import Randomness
 from esolm.net.denoiser import Denoiser
-from esolm.randomness import Randomness
-from property import paper, toy
+from support import paper, toy
 
 B, L, V = 6, 6, 5
 MASK = V - 1

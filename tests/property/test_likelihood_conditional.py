@@ -14,9 +14,9 @@ import torch
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
-from esolm.likelihood import order_function, windows
+from esolm.likelihood.orders import order_function, windows
 from esolm.model import LanguageModel
-from property import paper, toy
+from support import paper, toy
 
 V, L, MASK = 4, 4, 3
 X = [2, 0, 1, 1]

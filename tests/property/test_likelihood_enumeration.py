@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import estimators, order
-from esolm.likelihood import draw_orders, log_weights, order_function
-from esolm.randomness import Randomness
-from property import paper, toy
+from esolm.core import order
+from esolm.core.randomness import Randomness
+from esolm.likelihood import estimators
+from esolm.likelihood.orders import draw_orders, log_weights, order_function
+from support import paper, toy
 
 V, L, MASK = 4, 4, 3
 ORDERS = list(itertools.permutations(range(L)))

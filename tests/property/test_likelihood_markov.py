@@ -14,14 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import estimators, evaluate
-from esolm.likelihood import is_exact
+from esolm.core.randomness import Randomness
+from esolm.core.terms import total
+from esolm.likelihood import estimators
+from esolm.likelihood import scoring as evaluate
+from esolm.likelihood.orders import is_exact
 from esolm.model import LanguageModel
 from esolm.net.denoiser import Denoiser, DenoiserConfig
-from esolm.randomness import Randomness
-from esolm.system import find
-from esolm.terms import total
-from property import paper
+from esolm.systems import find
+from support import paper
 
 S, L, MASK = 4, 6, 4
 BATCH, STEPS, RATE = 64, 250, 4e-3

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import order
-from esolm.likelihood import conditional, log_weights, order_function
+from esolm.core import order
+from esolm.core.randomness import Randomness
+from esolm.core.terms import token_nats
+from esolm.core.visibility import Visibility, causal, full, hide, two_stream
+from esolm.likelihood.orders import conditional, log_weights, order_function
 from esolm.net.denoiser import Denoiser, Rows
-from esolm.randomness import Randomness
-from esolm.terms import token_nats
-from esolm.visibility import Visibility, causal, full, hide, two_stream
-from property import toy
+from support import toy
 
 B, L, V = 5, 7, 6
 MASK = V - 1

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esolm import order
-from esolm.net.cache import KVCache
-from esolm.visibility import (
+from esolm.core import order
+from esolm.core.visibility import (
     HIDDEN,
     Visibility,
     block,
@@ -26,7 +25,8 @@ from esolm.visibility import (
     sorted_two_stream,
     two_stream,
 )
-from property import paper
+from esolm.net.cache import KVCache
+from support import paper
 
 
 class Example(NamedTuple):

@@ -17,14 +17,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import draw, sampling
-from esolm.draw import Draw
-from esolm.likelihood import order_nats
-from esolm.order import Schedule
-from esolm.randomness import Randomness, uniform
-from esolm.system import Request
-from property import paper, toy
+from esolm.core import draw
+from esolm.core.draw import Draw
+from esolm.core.order import Schedule
+from esolm.core.randomness import Randomness, uniform
+from esolm.net.conditionals import order_nats
+from esolm.sampling import loops as sampling
+from esolm.sampling.request import Request
 from property.test_sampling_naive import ALARM, Naive, Plan, Tokens, chance, every_plan, mixture, plan_of, run
+from support import paper, toy
 
 N, L, V = 20000, 3, 4
 MASK = V - 1

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esolm.draw import Draw
-from esolm.randomness import Randomness
-from esolm.system import Request
-from property import toy
+from esolm.core.draw import Draw
+from esolm.core.randomness import Randomness
+from esolm.sampling.request import Request
 from property.test_sampling_naive import Naive, plan_of, run
+from support import toy
 
 V = 6
 MASK = V - 1

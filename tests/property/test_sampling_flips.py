@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm.randomness import Randomness
-from esolm.system import Request
-from property import toy
+from esolm.core.randomness import Randomness
+from esolm.sampling.request import Request
 from property.test_sampling_exact import Recording
 from property.test_sampling_naive import run
+from support import toy
 
 ROWS = LENGTH = 64
 V = 258

@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm.order import Schedule
-from esolm.randomness import Randomness
-from esolm.system import Request, Step
-from property import paper, toy
+from esolm.core.order import Schedule
+from esolm.core.randomness import Randomness
+from esolm.sampling.request import Request, Step
+from support import paper, toy
 
 Tokens = tuple[int, ...]
 ALARM = 1e-6

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm.randomness import Randomness
-from esolm.system import find
-from property import toy
+from esolm.core.randomness import Randomness
+from esolm.systems import find
+from support import toy
 
 V, MASK = 3, 2
 

@@ -13,18 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import order
+from esolm.core import order
+from esolm.core.visibility import Visibility, block, by_order, causal, prefix, sorted_two_stream, two_stream
 from esolm.net.denoiser import Denoiser, Rows
-from esolm.visibility import (
-    Visibility,
-    block,
-    by_order,
-    causal,
-    prefix,
-    sorted_two_stream,
-    two_stream,
-)
-from property import toy
+from support import toy
 
 B, L = 3, 7
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

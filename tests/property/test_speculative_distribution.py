@@ -15,14 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import draw, sampling, speculative
-from esolm.draw import Draw
-from esolm.order import Schedule
-from esolm.randomness import Randomness
-from esolm.system import Request
-from property import toy
+from esolm.core import draw
+from esolm.core.draw import Draw
+from esolm.core.order import Schedule
+from esolm.core.randomness import Randomness
+from esolm.sampling import loops as sampling
+from esolm.sampling import speculative
+from esolm.sampling.request import Request
 from property.test_sampling_distribution import given_the_plans, rows
 from property.test_sampling_naive import ALARM, Naive, Plan, Tokens, chance, plan_of, run
+from support import toy
 
 N, L, V = 20000, 5, 4
 MASK = V - 1

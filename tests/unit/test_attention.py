@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.core.visibility import Packed, Part, Visibility, block, by_order, causal, full, prefix, sorted_two_stream
 from esolm.net import attention
 from esolm.net.attention import _stairs, attend, attend_asked, dense
-from esolm.visibility import Packed, Part, Visibility, block, by_order, causal, full, prefix, sorted_two_stream
-from property import toy
+from support import toy
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 CASES: dict[str, Visibility] = {

@@ -12,16 +12,16 @@ from esolm import cli
 from esolm.bench import draw, latency, precision, sample, train, weak
 from esolm.bench.naive import Naive, multinomial, sorted_nucleus
 from esolm.bench.plain import Plain
-from esolm.counting import count
-from esolm.draw import Draw
-from esolm.likelihood import order_nats
+from esolm.core.draw import Draw
+from esolm.core.randomness import Randomness
+from esolm.core.randomness import fold as fold_key
+from esolm.core.visibility import by_order
+from esolm.net.conditionals import order_nats
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
 from esolm.net.fold import Folded, fold
-from esolm.randomness import Randomness
-from esolm.randomness import fold as fold_key
-from esolm.system import find
-from esolm.visibility import by_order
-from property import toy
+from esolm.systems import find
+from esolm.training.cost import count
+from support import toy
 
 B, L, V = 2, 8, 7
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from esolm.core.visibility import HIDDEN, Visibility, causal
 from esolm.net.cache import KVCache
-from esolm.visibility import HIDDEN, Visibility, causal
-from property import toy
+from support import toy
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, WIDTH = 2, 2, 4

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from esolm import checkpoint
+from esolm.storage import checkpoint
 
 TENSORS = {"model": {"a": torch.arange(6.0).view(2, 3)}, "ema": {"a": torch.ones(2, 3)}}
 

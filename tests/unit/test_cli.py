@@ -8,7 +8,8 @@ import sys
 import pytest
 import yaml
 
-from esolm import cli, config
+from esolm import cli
+from esolm.training import config
 
 SMALL = ["--steps=7", "--optim.lr=1e-3"]
 

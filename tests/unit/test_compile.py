@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import parallel
+from esolm.core.randomness import Randomness, fold
+from esolm.core.terms import total
 from esolm.net import head
 from esolm.net.denoiser import Denoiser, DenoiserConfig
-from esolm.options import Compute
-from esolm.parallel import ALONE, Ranks
-from esolm.randomness import Randomness, fold
-from esolm.system import find
-from esolm.terms import total
+from esolm.runtime.distributed import ALONE, Ranks
+from esolm.systems import find
+from esolm.training import parallel
+from esolm.training.options import Compute
 
 B, L, V, STEPS = 8, 160, 32, 20
 WHOLE, BLOCKS = ALONE, Ranks(0, 2)  # what is compiled: the network, or with several processes each of its blocks

@@ -15,11 +15,13 @@ import torch
 from safetensors.torch import save_file
 
 import esolm
-from esolm import cli, folder, released
-from esolm.ckpt import Checkpoint
-from esolm.convert import convert
+from esolm import cli
 from esolm.data import tokenizer
-from property import toy
+from esolm.interop import released
+from esolm.interop.ckpt import Checkpoint
+from esolm.interop.convert import convert
+from esolm.storage import folder
+from support import toy
 
 BYTES = tokenizer("bytes")
 L = 8

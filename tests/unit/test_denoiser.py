@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from esolm.core.order import inverse
+from esolm.core.visibility import Visibility, block, by_order, causal, full, sorted_two_stream, two_stream
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
-from esolm.order import inverse
-from esolm.visibility import Visibility, block, by_order, causal, full, sorted_two_stream, two_stream
-from property import paper, toy
+from support import paper, toy
 
 B, L, V = 3, 8, 7
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esolm.draw import ATTEMPTS, BLOCK, Draw, inverse_cdf
-from esolm.randomness import Randomness, fold, uniform
-from esolm.sampling import Chooser
+from esolm.core.draw import ATTEMPTS, BLOCK, Draw, inverse_cdf
+from esolm.core.randomness import Randomness, fold, uniform
+from esolm.sampling.loops import Chooser
 from property.test_sampling_naive import ALARM, chance
 
 SIZES = [2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 600, 4 * BLOCK]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from esolm.ema import Ema
+from esolm.training.ema import Ema
 
 
 def test_equals_the_recurrence_with_warm_up():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import estimators
+from esolm.likelihood import estimators
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from esolm import estimators, evaluate
 from esolm.data import Manifest, prepare, tokenizer
+from esolm.likelihood import estimators
+from esolm.likelihood import scoring as evaluate
 from esolm.model import LanguageModel
-from property import toy
+from support import toy
 
 L = 8
 BYTES = tokenizer("bytes")

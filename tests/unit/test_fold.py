@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 
+from esolm.core.order import inverse
+from esolm.core.randomness import Randomness
+from esolm.core.visibility import Visibility, block, by_order, causal, full, hide, sorted_two_stream
 from esolm.net import attention
 from esolm.net import fold as folding
 from esolm.net.denoiser import Denoiser, Rows
 from esolm.net.fold import Int8, Packed, Plain, fold
 from esolm.net.head import Score
-from esolm.order import inverse
-from esolm.randomness import Randomness
-from esolm.system import Request
-from esolm.visibility import Visibility, block, by_order, causal, full, hide, sorted_two_stream
-from property import toy
+from esolm.sampling.request import Request
+from support import toy
 
 B, L, V = 3, 8, 7
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from esolm import checkpoint, cli, generate, load
+from esolm import cli, load
+from esolm.cli import generate
 from esolm.data.tokenizer import tokenizer
 from esolm.net.denoiser import Denoiser, DenoiserConfig
-from esolm.system import find
+from esolm.storage import checkpoint
+from esolm.systems import find
 
 LENGTH = 24
 

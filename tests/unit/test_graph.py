@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from esolm.core.randomness import Randomness
+from esolm.core.visibility import by_order
 from esolm.net import graph
 from esolm.net.denoiser import Rows
 from esolm.net.fold import Folded, fold
 from esolm.net.graph import Graphed, replayed
-from esolm.randomness import Randomness
-from esolm.system import Request
-from esolm.visibility import by_order
-from property import toy
+from esolm.sampling.request import Request
+from support import toy
 
 B, L, V = 3, 8, 7
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

@@ -18,7 +18,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
-from esolm.harness import EsoLM, cut
+from esolm.interop.harness import EsoLM, cut
 
 TASKS: dict[str, dict[str, Any]] = {
     "choice": {

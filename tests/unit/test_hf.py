@@ -13,17 +13,18 @@ import torch
 from safetensors.torch import load_file
 
 import esolm
-from esolm import cli, order
+from esolm import cli
+from esolm.cli.info import describe
+from esolm.core import order
+from esolm.core.randomness import Randomness
+from esolm.core.visibility import block
 from esolm.data import tokenizer
-from esolm.info import describe
 from esolm.model import LanguageModel
-from esolm.randomness import Randomness
-from esolm.visibility import block
-from property import toy
+from support import toy
 from unit.test_score import make_run
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'esolm[hf]'")
-from esolm import hf  # noqa: E402
+from esolm.interop import hf  # noqa: E402
 
 BYTES = tokenizer("bytes")
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -110,7 +111,7 @@ def test_a_given_order_gives_the_authors_logits(tmp_path: Path) -> None:
     cli.main(["convert", str(GOLDEN / "lightning_tiny.ckpt"), str(tmp_path / "a")])
     found = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "a")
     released = load_file(GOLDEN / "state_dict.safetensors")
-    from esolm.released import our_name
+    from esolm.interop.released import our_name
 
     weights = {our_name(name.removeprefix("backbone.")): t for name, t in released.items() if "rotary" not in name}
     found.net.load_state_dict(weights)

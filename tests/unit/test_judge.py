@@ -10,7 +10,7 @@ import torch
 
 from esolm import cli
 from esolm.data.tokenizer import tokenizer
-from esolm.judge import entropy, judge, judged_nats, load_judge, read
+from esolm.metrics.judge import entropy, judge, judged_nats, load_judge, read
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import order
-from esolm.likelihood import order_nats, place_nats
+from esolm.core import order
+from esolm.net.conditionals import order_nats, place_nats
 from esolm.net.denoiser import Denoiser
-from property import paper, toy
+from support import paper, toy
 
 B, L, V = 4, 6, 5
 MASK = V - 1

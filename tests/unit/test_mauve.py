@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esolm import cli
 from esolm.data import Manifest, prepare
-from esolm.mauve import Embedder, again, clusters, frontier_area, mauve, reduced, reference_texts, score
+from esolm.metrics.mauve import Embedder, again, clusters, frontier_area, mauve, reduced, reference_texts, score
 
 WORDS = ["the", "of", "cat", "dog", "sat", "ran", "on", "mat", "road", "one", "two"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from esolm.metrics import ngram_perplexity
+from esolm.metrics.ngrams import ngram_perplexity
 
 
 def chain(rng: np.random.Generator, n: int, length: int, vocab: int, table: np.ndarray) -> np.ndarray:

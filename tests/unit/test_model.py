@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from esolm import checkpoint, folder
 from esolm.data.tokenizer import tokenizer
 from esolm.model import Event, LanguageModel, Samples, collect, describe, load, until
-from property import toy
+from esolm.storage import checkpoint, folder
+from support import toy
 
 BYTES = tokenizer("bytes")
 MASK, EOS = BYTES.mask_id, BYTES.eos_id

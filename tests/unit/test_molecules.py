@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from esolm import cli
-from esolm.molecules import Molecule, known, molecules, parsed, share
+from esolm.metrics.molecules import Molecule, known, molecules, parsed, share
 
 ETHANOL, PYRIDINE = ("CCO", "OCC", "C(O)C"), ("c1ccncc1", "C1=CC=NC=C1")
 

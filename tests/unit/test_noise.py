@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from esolm.noise import Linear, mask_by_count, mask_by_rate, scored_tokens
-from esolm.randomness import Randomness
+from esolm.core.noise import Linear, mask_by_count, mask_by_rate, scored_tokens
+from esolm.core.randomness import Randomness
 
 
 @pytest.mark.parametrize("alpha_0", [0.0, 0.125, 0.5, 1.0])

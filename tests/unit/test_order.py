@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 import torch
 
-from esolm import order
-from esolm.randomness import Randomness
-from property import paper, toy
+from esolm.core import order
+from esolm.core.randomness import Randomness
+from support import paper, toy
 
 
 def test_inverse() -> None:

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esolm import order
-from esolm.order import Schedule
-from esolm.randomness import Randomness
-from property import toy
+from esolm.core import order
+from esolm.core.order import Schedule
+from esolm.core.randomness import Randomness
 from property.test_sampling_naive import ALARM, chance, plan_of
+from support import toy
 
 
 def free(batch: int, length: int) -> tuple[Tensor, Tensor]:

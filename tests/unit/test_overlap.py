@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from esolm import cli, overlap
+from esolm import cli
+from esolm.metrics import overlap
 from unit.test_score import make_run
 
 PAIRS = [

@@ -10,16 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import cli, counting, plan
-from esolm.config import FROM_DATA
-from esolm.counting import count
-from esolm.learner import Learner
-from esolm.machine import autocast
+from esolm import cli
+from esolm.core.randomness import Randomness, fold
+from esolm.core.terms import total
 from esolm.net.denoiser import Denoiser, DenoiserConfig
-from esolm.options import Batching, Compute, Optim
-from esolm.randomness import Randomness, fold
-from esolm.system import find
-from esolm.terms import total
+from esolm.runtime.machine import autocast
+from esolm.systems import find
+from esolm.training import cost as counting
+from esolm.training import plan
+from esolm.training.config import FROM_DATA
+from esolm.training.cost import count
+from esolm.training.learner import Learner
+from esolm.training.options import Batching, Compute, Optim
 
 V = 64
 SYSTEMS = {"esolm": {"alpha_0": 0.5}, "mdlm": {}, "bd3lm": {"block_size": 16}, "ar": {}}

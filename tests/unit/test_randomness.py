@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm.randomness import Randomness, fold, uniform
+from esolm.core.randomness import Randomness, fold, uniform
 
 M64 = (1 << 64) - 1
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.runner import document, jobs, reproduce, spec
 from rich.console import Console
 
 from esolm import cli
-from esolm.reproduce import document, jobs, reproduce, spec
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"experiments": ["one"], "values": {"sizes": [1, 2], "steps": 4}, "smoke": {"sizes": [1]}}

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from esolm.draw import Draw
+from esolm.core.draw import Draw
+from esolm.core.order import Schedule
+from esolm.core.randomness import Randomness
 from esolm.net.cache import KVCache
 from esolm.net.fold import fold
-from esolm.order import Schedule
-from esolm.randomness import Randomness
-from esolm.sampling import capacity
-from esolm.system import Request
-from property import toy
+from esolm.sampling.loops import capacity
+from esolm.sampling.request import Request
 from property.test_sampling_naive import plan_of
+from support import toy
 
 V = 7
 MASK = V - 1

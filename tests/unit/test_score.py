@@ -12,10 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from esolm import checkpoint, cli, evaluate, score
+from esolm import cli
+from esolm.cli import score
 from esolm.data import tokenizer
+from esolm.likelihood import scoring as evaluate
 from esolm.model import load
-from property import toy
+from esolm.storage import checkpoint
+from support import toy
 
 L, TEXT = 8, "To be, or not to be, that is the question. " * 2
 KEYS = {

@@ -11,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from esolm import picture, show
+from esolm.core.order import Schedule
 from esolm.data.tokenizer import tokenizer
-from esolm.frames import (
+from esolm.model import Event
+from esolm.sampling.request import Drafts, Step
+from esolm.viz import picture
+from esolm.viz import terminal as show
+from esolm.viz.frames import (
     DIFFUSION,
     DOT,
     GIVEN,
@@ -27,9 +31,6 @@ from esolm.frames import (
     spell,
     visible,
 )
-from esolm.model import Event
-from esolm.order import Schedule
-from esolm.system import Drafts, Step
 
 BYTES = tokenizer("bytes")
 SVG = "{http://www.w3.org/2000/svg}"

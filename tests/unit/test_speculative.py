@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import cli, load, speculative
-from esolm.draw import Draw, inverse_cdf
-from esolm.randomness import Randomness
-from esolm.sampling import Chooser
-from esolm.speculative import accept, adapt, labels, residual
-from esolm.system import Drafts, Request, Step
-from property import paper, toy
+from esolm import cli, load
+from esolm.core.draw import Draw, inverse_cdf
+from esolm.core.randomness import Randomness
+from esolm.sampling import speculative
+from esolm.sampling.loops import Chooser
+from esolm.sampling.request import Drafts, Request, Step
+from esolm.sampling.speculative import accept, adapt, labels, residual
 from property.test_sampling_naive import Plan, plan_of, run
+from support import paper, toy
 from unit.test_generate import make_run
 from unit.test_sampling import ask, count
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import system
+from esolm import systems as system
+from esolm.core.randomness import Randomness
+from esolm.core.terms import Term, token_nats, total
 from esolm.net.denoiser import Denoiser
-from esolm.randomness import Randomness
-from esolm.terms import Term, token_nats, total
-from property import toy
+from support import toy
 
 B, L, V = 6, toy.LENGTH, 5
 MASK = V - 1

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.core.randomness import Randomness
 from esolm.net.denoiser import Denoiser
-from esolm.net.together import together
-from esolm.randomness import Randomness
+from esolm.net.packed import together
 from esolm.systems import esolm as module
-from property import toy
+from support import toy
 
 B, L, V = 6, 12, 9
 MASK = V - 1

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from esolm.data import Batch
-from esolm.learner import Learner, learning_rate
 from esolm.net.denoiser import Denoiser, DenoiserConfig
-from esolm.options import Batching, Compute, Optim, Saving
-from esolm.system import find
-from esolm.train import accumulate, validate
+from esolm.systems import find
+from esolm.training.learner import Learner, learning_rate
+from esolm.training.loop import accumulate, validate
+from esolm.training.options import Batching, Compute, Optim, Saving
 
 V, L = 11, 8
 CPU = Compute(device="cpu", precision="float32")

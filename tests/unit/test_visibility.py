@@ -10,9 +10,8 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 
-from esolm import order
-from esolm.net.cache import KVCache
-from esolm.visibility import (
+from esolm.core import order
+from esolm.core.visibility import (
     HIDDEN,
     Visibility,
     block,
@@ -24,7 +23,8 @@ from esolm.visibility import (
     sorted_two_stream,
     two_stream,
 )
-from property import paper, toy
+from esolm.net.cache import KVCache
+from support import paper, toy
 
 L = 6
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..draw import Draw
-from ..machine import keep_memory, settle
-from ..randomness import Randomness
-from ..sampling import Chooser
+from ..core.draw import Draw
+from ..core.randomness import Randomness
+from ..runtime.machine import keep_memory, settle
+from ..sampling.loops import Chooser
 from .naive import multinomial, sorted_nucleus
 from .report import facts, table
 from .timing import interleaved, ratio, summary

@@ -11,11 +11,11 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core.randomness import Randomness
 from ..data import Loader, Manifest
-from ..machine import settle
 from ..net.denoiser import Denoiser, DenoiserConfig
-from ..randomness import Randomness
-from ..system import find
+from ..runtime.machine import settle
+from ..systems import find
 from .report import facts, table
 
 Loss = Callable[[Tensor], Tensor]

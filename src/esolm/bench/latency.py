@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import machine
+from ..core.visibility import by_order
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
 from ..net.fold import PRECISIONS, fold
-from ..visibility import by_order
+from ..runtime import machine
 from .machine import gemm
 from .naive import Naive
 from .report import facts, table

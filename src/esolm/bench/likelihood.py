@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..likelihood import bidirectional_nats, order_nats
-from ..machine import autocast, pick_precision
+from ..core.terms import token_nats
+from ..core.visibility import causal
+from ..net.conditionals import bidirectional_nats, order_nats
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
-from ..terms import token_nats
-from ..visibility import causal
+from ..runtime.machine import autocast, pick_precision
 from .report import facts, table
 from .timing import interleaved, ratio, summary
 

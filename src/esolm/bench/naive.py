@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core.visibility import Visibility
 from ..net.cache import KVCache
 from ..net.denoiser import Block, Denoiser, Rows, rotary_table
-from ..visibility import Visibility
 
 
 class Naive:

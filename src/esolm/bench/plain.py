@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..machine import autocast, keep_memory, settle
+from ..core.randomness import Randomness, fold
+from ..core.terms import token_nats, total
+from ..core.visibility import Packed, Visibility
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows, modulate, modulated_norm, rotary_table
 from ..net.head import Score
-from ..randomness import Randomness, fold
-from ..system import find
-from ..terms import token_nats, total
-from ..visibility import Packed, Visibility
+from ..runtime.machine import autocast, keep_memory, settle
+from ..systems import find
 
 
 class Plain(Denoiser):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..machine import keep_memory
 from ..model import LanguageModel, load
+from ..runtime.machine import keep_memory
 from .report import facts, table
 from .timing import interleaved, summary
 

@@ -12,13 +12,13 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from ..core.randomness import Randomness
+from ..core.visibility import sorted_two_stream
 from ..data import Loader
-from ..likelihood import name_of
+from ..likelihood.orders import name_of
 from ..model import load
 from ..net.denoiser import Denoiser, Rows
 from ..net.fold import fold
-from ..randomness import Randomness
-from ..visibility import sorted_two_stream
 from .report import facts, table
 
 

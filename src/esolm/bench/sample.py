@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.randomness import Randomness
+from ..core.visibility import Visibility
 from ..net.cache import KVCache
 from ..net.fold import PRECISIONS, fold
-from ..randomness import Randomness
-from ..system import Request, find
-from ..visibility import Visibility
+from ..sampling.request import Request
+from ..systems import find
 from .latency import bytes_read, network, quiet
 from .machine import gemm
 from .report import facts, table

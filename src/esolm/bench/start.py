@@ -13,10 +13,10 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from .. import folder
 from ..data.tokenizer import from_json
-from ..machine import settle
-from ..system import find
+from ..runtime.machine import settle
+from ..storage import folder
+from ..systems import find
 from .latency import network
 from .report import facts, table
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..counting import count, memory
-from ..machine import autocast, keep_memory, pick_precision, settle
+from ..core.randomness import Randomness, fold
+from ..core.terms import total
 from ..net.denoiser import Denoiser, DenoiserConfig
-from ..options import Compute
-from ..randomness import Randomness, fold
-from ..system import System, find
-from ..terms import total
+from ..runtime.machine import autocast, keep_memory, pick_precision, settle
+from ..systems import System, find
+from ..training.cost import count, memory
+from ..training.options import Compute
 from . import weak
 from .machine import limits
 from .plain import Plain, peak

@@ -15,12 +15,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from ..learner import Learner
 from ..net.denoiser import Denoiser, DenoiserConfig
-from ..options import Batching, Compute, Optim
-from ..parallel import ALONE, Ranks, connect, shard
-from ..system import find
-from ..train import Examples, accumulate
+from ..runtime.distributed import ALONE, Ranks
+from ..systems import find
+from ..training.learner import Learner
+from ..training.loop import Examples, accumulate
+from ..training.options import Batching, Compute, Optim
+from ..training.parallel import connect, shard
 
 MODES = ("ddp", "fsdp")
 

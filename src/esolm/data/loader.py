@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..randomness import fold
+from ..core.randomness import fold
 from .manifest import Manifest, Split
 from .permutation import permute
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..randomness import fold
+from ..core.randomness import fold
 
 _ROUNDS = 8
 

@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from ..runtime.progress import progress
 from . import corpora, detokenize, shards
 from . import packing as packings
 from .corpora import Corpus, Document, Reading
 from .manifest import FILE, FORMAT, Manifest, id_type
 from .packing import Chunk, Packing
-from .progress import progress
 from .tokenizer import Tokenizer, trained
 from .tokenizer import tokenizer as make_tokenizer
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..visibility import Packed, Visibility
+from ..core.visibility import Packed, Visibility
 
 Flash = tuple[Tensor, Tensor]
 HALVES = ("two_stream", "two_stream_prefix", "block")

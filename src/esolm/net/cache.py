@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..visibility import HIDDEN, Visibility
+from ..core.visibility import HIDDEN, Visibility
 
 
 class KVCache:

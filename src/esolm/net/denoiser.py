@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..visibility import Packed, Visibility
+from ..core.visibility import Packed, Visibility
 from .attention import attend, attend_asked
 from .cache import KVCache, Window
 from .head import Score, score_rows

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..terms import token_nats
-from ..visibility import Visibility
+from ..core.terms import token_nats
+from ..core.visibility import Visibility
 from .attention import attend, attend_cached
 from .cache import KVCache, Window
 from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rows, modulate, rotary_table

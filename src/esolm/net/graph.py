@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..visibility import Visibility
+from ..core.visibility import Visibility
 from .cache import KVCache
 from .denoiser import Denoiser, Rows
 from .fold import Folded

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..terms import token_nats
+from ..core.terms import token_nats
 
 WHOLE = 1 << 24
 """Up to so many logits they are computed at once and autograd goes through them."""

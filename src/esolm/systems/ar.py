@@ -9,16 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..likelihood import place_nats
+from ..core.noise import scored_tokens
+from ..core.order import Schedule, ancestral
+from ..core.randomness import Randomness
+from ..core.terms import Term
+from ..core.visibility import causal
+from ..net.conditionals import place_nats
 from ..net.denoiser import Denoiser, Rows
 from ..net.head import Score
-from ..noise import scored_tokens
-from ..order import Schedule, ancestral
-from ..randomness import Randomness
-from ..sampling import Chooser, left_to_right
-from ..system import Request, Step
-from ..terms import Term
-from ..visibility import causal
+from ..sampling.loops import Chooser, left_to_right
+from ..sampling.request import Request, Step
 
 SAMPLERS: dict[str, tuple[str, ...]] = {"left_to_right": ()}
 """Samplers and the options that each takes."""

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..likelihood import place_nats
+from ..core.noise import Linear, mask_by_count, mask_by_rate, scored_tokens
+from ..core.order import Schedule, ancestral
+from ..core.randomness import Randomness
+from ..core.terms import Term
+from ..core.visibility import block, hide
+from ..net.conditionals import place_nats
 from ..net.denoiser import Denoiser, Rows
 from ..net.head import Score
-from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
-from ..order import Schedule, ancestral
-from ..randomness import Randomness
-from ..sampling import Chooser, blockwise
-from ..system import Request, Step
-from ..terms import Term
-from ..visibility import block, hide
+from ..sampling.loops import Chooser, blockwise
+from ..sampling.request import Request, Step
 
 SAMPLERS: dict[str, tuple[str, ...]] = {"ancestral": ("num_steps",), "first_hitting": ()}
 """Samplers and the options that each takes."""

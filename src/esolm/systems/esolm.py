@@ -17,19 +17,19 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import order
-from ..likelihood import ask_order, order_nats, place_nats
+from ..core import order
+from ..core.noise import Linear, mask_by_count, mask_by_rate, scored_tokens
+from ..core.order import Schedule
+from ..core.randomness import Randomness
+from ..core.terms import Term
+from ..core.visibility import causal, prefix
+from ..net.conditionals import ask_order, order_nats, place_nats
 from ..net.denoiser import Denoiser, Rows
 from ..net.head import Score
-from ..net.together import Call, together
-from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
-from ..order import Schedule
-from ..randomness import Randomness
-from ..sampling import Chooser, any_order_plan, ordered, prefix_ordered
-from ..speculative import speculative
-from ..system import Request, Step
-from ..terms import Term
-from ..visibility import causal, prefix
+from ..net.packed import Call, together
+from ..sampling.loops import Chooser, any_order_plan, ordered, prefix_ordered
+from ..sampling.request import Request, Step
+from ..sampling.speculative import speculative
 
 SAMPLERS = {
     "ancestral": ("alpha_0", "num_steps"),

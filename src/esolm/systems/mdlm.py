@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..likelihood import bidirectional_nats, place_nats
+from ..core.noise import Linear, mask_by_count, mask_by_rate, scored_tokens
+from ..core.order import Schedule
+from ..core.randomness import Randomness
+from ..core.terms import Term
+from ..core.visibility import full
+from ..net.conditionals import bidirectional_nats, place_nats
 from ..net.denoiser import Denoiser, Rows
 from ..net.head import Score
-from ..noise import Linear, mask_by_count, mask_by_rate, scored_tokens
-from ..order import Schedule
-from ..randomness import Randomness
-from ..sampling import Chooser, any_order_plan, bidirectional
-from ..system import Request, Step
-from ..terms import Term
-from ..visibility import full
+from ..sampling.loops import Chooser, any_order_plan, bidirectional
+from ..sampling.request import Request, Step
 
 SAMPLERS = {"ancestral": ("num_steps",), "first_hitting": (), "block": ("parallelism",), "order": ("order",)}
 """Samplers and the options that each takes."""

@@ -1,0 +1,10 @@
+"""python -m experiments [NAME …]: run what is missing and write docs/results.md."""
+
+from __future__ import annotations
+
+import sys
+
+from experiments.runner import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

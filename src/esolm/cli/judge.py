@@ -1,0 +1,18 @@
+"""`esolm judge`: generative perplexity and entropy of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..metrics.judge import judge
+from .parsing import report
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command."""
+    return report(
+        judge,
+        "judge SAMPLES.jsonl JUDGE",
+        "Quality of the samples that `esolm sample --out` wrote, by an outside causal language model.",
+        argv,
+    )

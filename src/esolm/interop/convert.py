@@ -1,0 +1,216 @@
+"""Published checkpoints of this family as folders of esolm, read as data and checked name by name.
+
+Lightning .ckpt files of the Eso-LMs, MDLM, BD3-LMs and Duo repositories, and their Hugging Face folders.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..core.visibility import full
+from ..data import Tokenizer
+from ..data import tokenizer as make_tokenizer
+from ..data.tokenizer import SPECS, from_json
+from ..likelihood import scoring as evaluate
+from ..model import LanguageModel, load
+from ..net.denoiser import DenoiserConfig
+from ..runtime.nested import flat
+from ..storage import folder
+from .ckpt import Checkpoint, Inert, Stored, plain
+from .released import BUFFERS, ROTARY, Source, make_net, make_system
+
+
+def convert(
+    source: str,
+    out: str | Path,
+    system: Literal["ar", "mdlm", "bd3lm", "esolm"] | None = None,
+    alpha_0: float | None = None,
+    variant: Literal["A", "B"] | None = None,
+    block_size: int | None = None,
+    weights: Literal["ema", "raw"] = "ema",
+    tokenizer: str | None = None,
+    text: str | None = None,
+    force: bool = False,
+) -> LanguageModel:
+    """Turn a published checkpoint into a folder of esolm, without running anything from it.
+
+    Args:
+        source: A Lightning .ckpt file, a Hugging Face folder with model.safetensors, or a name on the hub.
+        out: The folder to make.
+        system: ar, mdlm, bd3lm or esolm, where the source does not say it.
+        alpha_0: The share of diffusion that an Eso-LM was trained with, where the source does not say it.
+        variant: A or B of an Eso-LM, where the source does not say it.
+        block_size: Tokens in a block of a BD3-LM, where the source does not say it.
+        weights: The averaged weights of a .ckpt, or the raw ones.
+        tokenizer: As `esolm prepare` names it (gpt2:PATH, …), where the source has none.
+        text: A file of text; its perplexity is measured to check the result.
+        force: Replace `out` if it is a model of esolm.
+
+    Raises:
+        ValueError: If the source cannot be read, is not complete, or does not say what it is. `out` is then not made.
+    """
+    path, out = Path(source), Path(out)
+    with folder.new(out, force) as partial:
+        if text is not None and not Path(text).is_file():
+            raise ValueError(f"no file {text} to measure the perplexity of: give a text file")
+        found = read_ckpt(path, weights) if path.is_file() else read_hf(local(source), weights)
+        made = make_system(found, {"name": system, "alpha_0": alpha_0, "variant": variant, "block_size": block_size})
+        net = make_net(found)
+        words = make_tokenizer(tokenizer) if tokenizer is not None else found.tokenizer
+        if words is None:
+            raise ValueError(f"{path} has no tokenizer: give --tokenizer, one of {SPECS}")
+        check_tokenizer(found, net.config, words)
+        made = replace(made, mask_id=words.mask_id)  # type: ignore[type-var]
+        if hasattr(made, "bos_id"):
+            made = replace(made, bos_id=words.bos_id)  # type: ignore[type-var]
+            getattr(made, "start_id", None)  # raises if it needs a token that there is not
+        about = {"source": path.name, "weights": weights, **found.about}
+        folder.write(partial, net, made, words, about)
+        lm = load(partial)
+        folder.write_config(partial, net.config, made, {**about, "check": check(lm, text)})
+    return lm
+
+
+def check(lm: LanguageModel, text: str | None) -> dict[str, float]:
+    """A forward pass over random tokens and, where a text is given, its perplexity by the system's own bound."""
+    length = min(lm.net.config.length, 64)
+    tokens = torch.randint(lm.net.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = lm.net(tokens, torch.arange(length)[None], full(length))
+    if not logits.isfinite().all():
+        raise ValueError("the converted network gives logits that are not finite: the weights are damaged")
+    if text is None:
+        return {}
+    found = evaluate.score(lm, evaluate.read(lm, text)).record()
+    return {"perplexity": found["perplexity"], "tokens": found["tokens"]}
+
+
+def read_ckpt(path: Path, weights: str) -> Source:
+    """A Lightning checkpoint, its averaged weights put under their names by their order."""
+    file = Checkpoint(path)
+    stored = file.tree.get("state_dict")
+    if not isinstance(stored, Mapping) or not all(isinstance(t, Stored) for t in stored.values()):
+        raise ValueError(f"{path} has no state_dict of tensors: it is not a Lightning checkpoint")
+    stored = {name.replace("_orig_mod.", ""): t for name, t in stored.items()}  # torch.compile's
+    about: dict[str, Any] = {}
+    if isinstance(step := file.tree.get("global_step"), int):
+        about["steps"] = step
+    names = [name for name in stored if not name.endswith(BUFFERS)]
+    tensors = [stored[name] for name in names]
+    if weights == "ema":
+        tensors = _averaged(path, file.tree.get("ema"), {name: stored[name].shape for name in names})
+    state = {name: file.load(t) for name, t in zip(names, tensors, strict=True)}
+    state |= {name: file.load(t) for name, t in stored.items() if name.endswith(ROTARY)}
+    kept = file.tree.get("hyper_parameters")
+    kept = kept if isinstance(kept, Mapping) else kept.items if isinstance(kept, Inert) else {}
+    config = plain(kept.get("config"))
+    keys = flat(config) if isinstance(config, dict) else {}
+    if isinstance(size := kept.get("vocab_size"), int):
+        keys["vocab_size"] = size
+    return Source(path, _unprefixed(state), keys, stored_tokenizer(kept.get("tokenizer")), about)
+
+
+def _averaged(path: Path, ema: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[Stored]:
+    """The nameless list of averages, each of the shape of its parameter."""
+    shadow = ema.get("shadow_params") if isinstance(ema, Mapping) else None
+    if not isinstance(shadow, list) or not all(isinstance(t, Stored) for t in shadow):
+        raise ValueError(f"{path} has no averaged weights (ema.shadow_params): add --weights raw to take the others")
+    if len(shadow) != len(shapes):
+        raise ValueError(f"{path} has {len(shadow)} averaged weights for {len(shapes)} parameters: use --weights raw")
+    for tensor, (name, shape) in zip(shadow, shapes.items(), strict=True):
+        if tensor.shape != shape:
+            raise ValueError(f"{path}: the averaged weight of {name} has shape {tensor.shape} instead of {shape}")
+    return shadow
+
+
+def read_hf(path: Path, weights: str) -> Source:
+    """A Hugging Face folder; its own code is not looked at."""
+    if weights != "ema":
+        raise ValueError(f"weights is {weights!r}; {path} has one set of weights: leave it out")
+    file = path / "model.safetensors"
+    if not (path / "config.json").is_file() or not file.is_file():
+        raise ValueError(f"{path} is no .ckpt file and no folder with config.json and model.safetensors")
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        with safe_open(file, "pt") as opened:
+            state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; it is damaged") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path / 'config.json'} must hold keys and values, not {type(config).__name__}")
+    has_own = any((path / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt"))
+    words = make_tokenizer(str(path)) if has_own else None
+    return Source(path, _unprefixed(state), flat(config), words)
+
+
+def local(source: str) -> Path:
+    """The folder of a model: a path, or a copy of a repository of the hub without its code."""
+    if Path(source).exists():
+        return Path(source)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        raise ValueError(f"no file or folder {source}, and a name on the hub would be OWNER/NAME")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ValueError(f"no file or folder {source}; names on the hub need `pip install 'esolm[hf]'`") from error
+    try:
+        return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+    except Exception as error:  # no network, no such repository
+        raise ValueError(f"no file or folder {source}, and it cannot be had from the hub: {error!s:.200}") from error
+
+
+def _unprefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("backbone."): tensor for name, tensor in state.items()}
+
+
+def stored_tokenizer(pickled: Any) -> Tokenizer | None:
+    """The tokenizer that a checkpoint holds, from the JSON text in it, if it does."""
+    state = pickled.state if isinstance(pickled, Inert) else None
+    core = state.get("_tokenizer") if isinstance(state, Mapping) else None
+    text = core.state if isinstance(core, Inert) else None
+    if not isinstance(text, bytes) or not isinstance(state, Mapping):
+        return None
+    tokens = {**(plain(state.get("init_kwargs")) or {}), **(plain(state.get("_special_tokens_map")) or {})}
+    tokens |= {
+        role: token for role in ("mask_token", "eos_token", "bos_token") if (token := plain(state.get(f"_{role}")))
+    }
+    declared = {role: token for role, token in tokens.items() if role.endswith("_token") and isinstance(token, str)}
+    return from_json(text.decode(), "stored", declared)
+
+
+def check_tokenizer(found: Source, config: DenoiserConfig, words: Tokenizer) -> None:
+    """Raise ValueError unless the tokenizer has the network's vocabulary and mask."""
+    if words.vocab_size != config.vocab_size:
+        raise ValueError(
+            f"{found.path} has a vocabulary of {config.vocab_size} with its mask, tokenizer {words.name} one of "
+            f"{words.vocab_size}: give the --tokenizer that it was trained with"
+        )
+    said = found.config.get("mask_index", words.mask_id)
+    if said != words.mask_id:
+        raise ValueError(f"{found.path} says its mask is {said}, tokenizer {words.name} has {words.mask_id}")
+
+
+def report(lm: LanguageModel, out: str | Path) -> str:
+    """What was found, in a line or two."""
+    config = json.loads((Path(out) / "config.json").read_text(encoding="utf-8"))
+    system = ", ".join(f"{key} {value}" for key, value in config["system"].items() if key != "name")
+    net, about = lm.net.config, config["about"]
+    number = sum(math.prod(p.shape) for p in lm.net.parameters())
+    lines = [
+        f"{out}: {config['system']['name']} ({system})",
+        f"{number:,} parameters: {net.layers} layers, width {net.width}, {net.heads} heads, length {net.length}, "
+        f"{net.vocab_size:,} ids; {about['weights']} weights of {about['source']}",
+    ]
+    if "perplexity" in about["check"]:
+        lines.append("perplexity {perplexity:.2f} over {tokens:,} tokens (nelbo)".format(**about["check"]))
+    return "\n".join(lines)

@@ -1,0 +1,218 @@
+"""Models of esolm in the lm-evaluation-harness: `python -m esolm.harness` is its command line with model `esolm`.
+
+    python -m esolm.harness run --model esolm --model_args pretrained=runs/demo,estimator=iw,num_orders=16 --tasks …
+
+Likelihoods are those of `esolm score`: of a continuation, with its context given and first in every order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+try:
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+except ImportError as error:
+    raise ImportError("esolm.harness needs the lm-evaluation-harness: pip install 'esolm[eval]'") from error
+
+from ..core.randomness import fold
+from ..likelihood import scoring as evaluate
+from ..likelihood.orders import name_of, padded, windows
+from ..model import LanguageModel, load, until, with_alpha_0
+from ..runtime.machine import pick_device
+
+DEFAULT_DEVICE = "cuda:0"
+"""What the harness's command line says when its user says nothing."""
+GREEDY = {"esolm": "left_to_right"}
+"""Samplers for the question whether a text is the greedy one; other systems take their own."""
+
+
+@register_model("esolm")
+class EsoLM(LM):
+    """A run, a checkpoint or a model folder as the harness wants it.
+
+    estimator, num_orders, antithetic, num_draws, seed, alpha_0: as of `esolm score`. stride: new tokens of a window of
+    rolling likelihood, by default all. greedy: whether to find out if a continuation is the greedy one, which takes a
+    generation for each. sampler, num_steps: how `generate_until` samples.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        estimator: str = "iw",
+        num_orders: int = 16,
+        antithetic: bool = False,
+        num_draws: int = 1,
+        alpha_0: float | None = None,
+        weights: str = "ema",
+        which: str = "best",
+        stride: int | None = None,
+        greedy: bool = True,
+        sampler: str | None = None,
+        num_steps: int | None = None,
+        max_gen_toks: int | None = None,
+        seed: int = 0,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__()
+        if device is None or (device == DEFAULT_DEVICE and not torch.cuda.is_available()):
+            device = "auto"
+        lm = load(pretrained, weights, which, str(pick_device(device)))
+        self.lm = LanguageModel(lm.net, with_alpha_0(lm.system, alpha_0), lm.tokenizer)
+        self.length = lm.net.config.length
+        self.estimator = estimator.replace("_", "-")
+        if self.estimator not in evaluate.ESTIMATORS:
+            raise ValueError(f"no estimator {estimator!r}: choose one of {', '.join(evaluate.ESTIMATORS)}")
+        self.scoring: dict[str, Any] = {"num_orders": num_orders, "antithetic": antithetic, "num_draws": num_draws}
+        self.sampling = {"sampler": sampler, "num_steps": num_steps}
+        self.stride, self.greedy, self.seed = self.length if stride is None else stride, greedy, seed
+        self.max_gen_toks = max(1, self.length // 4) if max_gen_toks is None else max_gen_toks
+        self.batch_size = int(str(batch_size)) if str(batch_size).isdecimal() else 32  # of "auto" too
+        self._device = lm.net.embed.weight.device
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What a cache of requests is kept under."""
+        return self.lm.tokenizer.sha256
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the results file says of the model."""
+        return {"system": name_of(self.lm.system), "estimator": self.estimator, **self.scoring, "seed": self.seed}
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """log p(continuation | context), and whether it is what greedy sampling gives."""
+        pairs = [self._pair(*request.args) for request in requests]
+        values = self._sum([self._windows(*pair) for pair in pairs])
+        same = self._is_greedy(pairs) if self.greedy else [False] * len(pairs)
+        found = list(zip(values, same, strict=True))
+        for request, result in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request.args, result)
+        return found
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """log p of whole texts, each token scored once, in windows of the training length."""
+        texts = []
+        for request in requests:
+            ids = self.lm.tokenizer.encode(request.args[0])
+            parts = windows(len(ids), self.length, self.stride) if ids else []
+            texts.append([(ids[start:end], first - start) for start, first, end in parts])
+        found = self._sum(texts)
+        for request, value in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
+        return found
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Continuations up to an end of text or one of the stop texts."""
+        found = [""] * len(requests)
+        groups: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(i)
+        for key, places in groups.items():
+            options = json.loads(key)
+            made = self._continue([requests[i].args[0] for i in places], options)
+            for i, text in zip(places, made, strict=True):
+                found[i] = text
+                self.cache_hook.add_partial("generate_until", requests[i].args, text)
+        return found
+
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], int]:
+        """The tokens of both, the context cut on the left where there is no room, and how many of them are context."""
+        stem = context.rstrip()  # a space before a word is part of the word's token
+        ids = self.lm.tokenizer.encode(context + continuation)
+        if not ids:
+            raise ValueError("context and continuation are both empty: there is nothing to score")
+        count = min(len(self.lm.tokenizer.encode(stem)), len(ids) - 1)
+        room = self.length - (len(ids) - count)
+        cut = max(0, count - (room if room >= 0 else self.length // 2))
+        return ids[cut:], count - cut
+
+    def _windows(self, ids: list[int], count: int) -> list[tuple[list[int], int]]:
+        """One window or, for a continuation that is longer, windows that score half their length each."""
+        if len(ids) <= self.length:
+            return [(ids, count)]
+        found, half = [], max(1, self.length // 2)
+        for first in range(count, len(ids), half):
+            start, end = max(0, min(first + half, len(ids)) - self.length), min(first + half, len(ids))
+            found.append((ids[start:end], first - start))
+        return found
+
+    def _sum(self, texts: Sequence[Sequence[tuple[list[int], int]]]) -> list[float]:
+        """For each text, log p of all its windows: tokens, and how many of them are context."""
+        parts = [(owner, *window) for owner, found in enumerate(texts) for window in found]
+        values = self._score([ids for _, ids, _ in parts], [count for _, _, count in parts])
+        sums: dict[int, float] = {}
+        for (owner, _, _), value in zip(parts, values, strict=True):
+            sums[owner] = sums.get(owner, 0.0) + value
+        return [sums.get(owner, 0.0) for owner in range(len(texts))]
+
+    def _score(self, rows: Sequence[Sequence[int]], counts: Sequence[int]) -> list[float]:
+        """log p of each row after its first `counts` tokens; the batch size does not matter."""
+        values, groups = [0.0] * len(rows), dict[int, list[int]]()
+        step = math.lcm(getattr(self.lm.system, "block_size", 1), 8)  # rows of like length pad each other little
+        for i, row in enumerate(rows):
+            groups.setdefault(min(-(-len(row) // step) * step, max(self.length, len(row))), []).append(i)
+        for wide, places in groups.items():
+            x, valid = (F.pad(t, (0, wide - t.shape[1])) for t in padded([rows[i] for i in places]))
+            given = torch.arange(wide) < torch.tensor([counts[i] for i in places])[:, None]
+            kept = None if valid.all() else valid, given if given.any() else None
+            seed = self.seed if wide == self.length else fold(self.seed, wide)
+            sequences = evaluate.Sequences("harness", x, *kept, 0)
+            options = {**self.scoring, "seed": seed, "batch_size": self.batch_size}
+            for i, nats in zip(places, evaluate.score(self.lm, sequences, self.estimator, **options).nats.tolist()):
+                values[i] = -nats
+        return values
+
+    def _is_greedy(self, pairs: Sequence[tuple[list[int], int]]) -> list[bool]:
+        rows = [[*ids[:count], *[None] * (len(ids) - count)] for ids, count in pairs]
+        sampler = GREEDY.get(name_of(self.lm.system))
+        made = self._sample(rows, temperature=0.0, sampler=sampler)
+        return [found[: len(ids)] == ids for found, (ids, _) in zip(made, pairs, strict=True)]
+
+    def _continue(self, contexts: Sequence[str], options: dict[str, Any]) -> list[str]:
+        """Continuations of contexts that have the same options, those of the harness and of transformers."""
+        stops = options.get("until") or []
+        count = int(options.get("max_gen_toks") or options.get("max_new_tokens") or self.max_gen_toks)
+        if not 1 <= count < self.length:
+            raise ValueError(f"max_gen_toks is {count}; it must be at least 1 and below the length {self.length}")
+        encoded = [self.lm.tokenizer.encode(context)[count - self.length :] for context in contexts]
+        draw: dict[str, Any] = {"temperature": 0.0}
+        if options.get("do_sample") or float(options.get("temperature") or 0) > 0:
+            draw = {"temperature": float(options.get("temperature", 1.0)), "top_p": float(options.get("top_p", 1.0))}
+            draw["top_k"] = int(options["top_k"]) if options.get("top_k") else None
+        rows = [[*ids, *[None] * count] for ids in encoded]
+        made = self._sample(rows, **{**self.sampling, **draw})
+        end = self.lm.tokenizer.eos_id
+        texts = [self.lm.tokenizer.decode(until(ids[len(c) : len(c) + count], end)) for ids, c in zip(made, encoded)]
+        return [cut(text, [stops] if isinstance(stops, str) else stops) for text in texts]
+
+    def _sample(self, rows: Sequence[Sequence[int | None]], **options: Any) -> list[list[int]]:
+        """All rows filled in; a block that is not full is filled up."""
+        block = getattr(self.lm.system, "block_size", 1)
+        rows = [[*row, *[None] * (-len(row) % block)] for row in rows]
+        options = {**options, "seed": self.seed, "batch_size": self.batch_size}
+        return self.lm.sample(len(rows), tokens=rows, **options).tokens if rows else []
+
+
+def cut(text: str, stops: Iterable[str]) -> str:
+    """The text before the first of the stops."""
+    places = [text.find(stop) for stop in stops if stop]
+    return text[: min((place for place in places if place >= 0), default=len(text))]
+
+
+def main() -> None:
+    """The harness's own command line."""
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The conditionals of an order: all in one two-stream pass, or one pass for each token.
+
+Shapes: B batch, L length, M slots of the z half, N network input, R scored rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..core import order
+from ..core.visibility import full, prefix, sorted_two_stream, two_stream
+from .denoiser import Denoiser, Rows
+from .head import Score
+from .packed import Call, together
+
+
+def order_nats(
+    net: Denoiser,
+    x: Tensor,
+    sigma: Tensor,
+    scored: Tensor,
+    mask_id: int,
+    valid: Tensor | None = None,
+    num_clean: Tensor | None = None,
+) -> Tensor:
+    """-log p(x^sigma(l) | x^sigma(<l)) of the scored tokens, in one two-stream pass: nats [B, L] in natural order.
+
+    The scored positions must be the last valid ones of sigma, up to fill; padding comes after them. Differentiable.
+    num_clean [B]: Eso-LM (A), whose first num_clean tokens of the order see each other.
+    """
+    call, place = ask_order(x, sigma, scored, mask_id, valid, num_clean)
+    return place(*together(net, [call]))
+
+
+def ask_order(
+    x: Tensor,
+    sigma: Tensor,
+    scored: Tensor,
+    mask_id: int,
+    valid: Tensor | None = None,
+    num_clean: Tensor | None = None,
+) -> tuple[Call, Callable[[Tensor], Tensor]]:
+    """What `order_nats` asks the network, and how its answer becomes nats [B, L].
+
+    Mask queries see the clean tokens before them in the order, and themselves.
+    """
+    batch, length = x.shape
+    sorted_scored = scored.gather(1, sigma)
+    ends = torch.full((batch,), length, device=x.device) if valid is None else valid.sum(1)
+    place = torch.arange(length, device=x.device)
+    first = torch.where(sorted_scored, place, length).amin(1)
+    num_z = bucket(int((ends - first).max()), length)
+    if valid is None:
+        z_place = place[length - num_z :].expand(batch, -1)
+        visibility = sorted_two_stream(length, num_z, num_clean, x.device)
+    else:
+        z_place = (ends[:, None] - num_z + place[:num_z]).clamp_min(0)
+        x_rank = place[None] if num_clean is None else prefix(place[None], num_clean).rank
+        visibility = two_stream(x_rank, z_place, place[None])
+    masks = torch.full((batch, num_z), mask_id, device=x.device)
+    tokens = torch.cat([masks, x.gather(1, sigma)], 1)
+    z_position = sigma.gather(1, z_place)
+    wanted = sorted_scored.gather(1, z_place)
+    if valid is not None:  # clamped places would score a token twice
+        wanted &= ends[:, None] - num_z + place[:num_z] >= 0
+    call = Call(
+        tokens,
+        torch.cat([z_position, sigma], 1),
+        visibility,
+        Rows(slice(0, num_z), wanted.flatten().nonzero()[:, 0]),
+        Score(x.gather(1, z_position)[wanted], mask_id),
+    )
+    return call, functools.partial(place_nats, rows=wanted, position=z_position, length=length)
+
+
+def bucket(rows: int, most: int, size: int = 8) -> int:
+    """At least one and at most `most` rows, in steps of `size`: a training run then meets few shapes."""
+    return min(max(-(-rows // size), 1) * size, most)
+
+
+def bidirectional_nats(
+    net: Denoiser,
+    x: Tensor,
+    sigma: Tensor,
+    scored: Tensor,
+    mask_id: int,
+    valid: Tensor | None = None,
+    batch_size: int = 64,
+) -> Tensor:
+    """The same for a network that sees everything both ways: one pass for each scored token, in batches.
+
+    The pass of step l keeps the tokens of sigma(<l), masks the others and scores the position sigma(l).
+    """
+    length = x.shape[1]
+    if not scored.any():
+        return net.head.weight.new_zeros(x.shape)
+    step = order.inverse(sigma)
+    row, column = scored.nonzero(as_tuple=True)
+    position = torch.arange(length, device=x.device)[None]
+    nats = []
+    for part in range(0, len(row), batch_size):
+        rows, columns = row[part : part + batch_size], column[part : part + batch_size]
+        clean = step[rows] < step[rows, columns][:, None]
+        tokens = torch.where(clean, x[rows], mask_id)
+        seen = full(length, None if valid is None else valid[rows], x.device)
+        out = Rows(slice(0, length), torch.arange(len(rows), device=x.device) * length + columns)
+        nats.append(net(tokens, position, seen, out=out, score=Score(x[rows, columns], mask_id)))
+    return place_nats(torch.cat(nats), scored, position.expand_as(x), length)
+
+
+def place_nats(nats: Tensor, rows: Tensor, position: Tensor, length: int) -> Tensor:
+    """Nats [R] of the rows, bool [B, N], put at their positions, int [B, N]: [B, L]."""
+    batch = torch.arange(rows.shape[0], device=rows.device)[:, None].expand_as(rows)
+    flat = (batch * length + position)[rows]
+    return nats.new_zeros(rows.shape[0] * length).index_copy(0, flat, nats).unflatten(0, (-1, length))

@@ -1,0 +1,300 @@
+"""The sampling loops: a complete schedule in, one network call per step, a caller's cache, no generator state.
+
+Every loop is an iterator over its steps. Tokens stay in the order of the schedule throughout.
+
+Shapes: B batch, L length, K steps, m masks and c clean tokens fed at a step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..core import order
+from ..core.draw import Draw
+from ..core.order import Schedule
+from ..core.randomness import Randomness, fold, uniform
+from ..core.visibility import HIDDEN, Visibility, full, hide
+from ..net.cache import KVCache
+from ..net.denoiser import Denoiser, Rows
+from .request import Request, Step
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """Tokens for positions: the number that decides is a function of seed, row and position alone."""
+
+    draw: Draw
+    rng: Randomness
+    mask_id: int
+
+    def __call__(self, logits: Tensor, row: Tensor, position: Tensor) -> Tensor:
+        """logits [R, V], row and position int [R] -> tokens int [R]."""
+        row = row.cpu() + self.rng.first
+        position = position.cpu()
+
+        def at(attempt: int) -> Tensor:
+            return uniform(fold(self.rng.key, attempt), row, position).to(logits.device)
+
+        return self.draw(logits, at, self.mask_id)
+
+    def grid(self, logits: Tensor, position: Tensor) -> Tensor:
+        """logits [B, m, V], position int [B, m] -> tokens int [B, m]."""
+        row = torch.arange(len(position))[:, None].expand_as(position)
+        return self(logits.flatten(0, 1), row.flatten(), position.flatten()).view(position.shape)
+
+
+def any_order_plan(
+    system: str, samplers: dict[str, tuple[str, ...]], request: Request, rng: Randomness, alpha_0: float
+) -> Schedule:
+    """The schedule of a system that can denoise in any order; by default first-hitting, or ancestral with num_steps."""
+    default = "first_hitting" if request.num_steps is None else "ancestral"
+    sampler = request.check(system, samplers, request.sampler or default)
+    given, valid, how = request.given, request.valid, request.given_order
+    alpha_0 = alpha_0 if request.alpha_0 is None else request.alpha_0
+    if sampler == "order":
+        if request.order is None:
+            raise ValueError("sampler order needs order, a permutation of the positions")
+        return order.user_order(given, valid, rng, request.order, how)
+    if sampler == "block":
+        if request.parallelism is None:
+            raise ValueError("sampler block needs parallelism, the tokens drawn together")
+        return order.blocks(given, valid, rng, request.parallelism, how)
+    if sampler == "left_to_right":
+        return order.ancestral(given, valid, rng, 0.0, None, how)
+    if sampler == "speculative" and request.order is not None:
+        if request.alpha_0 is not None:
+            raise ValueError("sampler speculative takes either alpha_0, which draws the order, or order")
+        return order.user_order(given, valid, rng, request.order, how)
+    if sampler in ("first_hitting", "speculative"):
+        return order.ancestral(given, valid, rng, alpha_0, None, how)
+    own = valid.sum(1, keepdim=True)  # of each row, whatever stands beside it
+    return order.ancestral(given, valid, rng, alpha_0, own if request.num_steps is None else request.num_steps, how)
+
+
+def places(begin: Tensor, count: Tensor, most: int, fill: int) -> Tensor:
+    """Places begin, begin + 1, ... of each row, int [B, most]; `fill` behind the row's own count."""
+    offset = torch.arange(most)
+    return torch.where(offset < count[:, None], begin[:, None] + offset, fill)
+
+
+def capacity(schedule: Schedule) -> int:
+    """Slots that the cache of a schedule needs: all places, and what one pass writes behind them."""
+    most = int(schedule.sizes.max())
+    return schedule.sigma.shape[1] + most + max(most, int(schedule.given.max()))
+
+
+def _prefix_rank(num_clean: Tensor | int, place: Tensor) -> Tensor:
+    """Variant A's rank: the first num_clean places [B, 1] see each other; 1 gives the place itself, variant B."""
+    return (place - num_clean + 1).clamp_min(0)
+
+
+def _labels(
+    clean: Tensor,
+    masks: Tensor,
+    fill: int,
+    rank: Callable[[Tensor], Tensor],
+    hide_masks: bool,
+    device: torch.device,
+) -> Visibility:
+    """The sampling pattern: causal in the order. hide_masks: a mask sees the clean tokens and itself only."""
+    place = torch.cat([clean, masks], 1)
+    slot = torch.arange(place.shape[1]).expand_as(place)
+    real = place < fill
+    ranks = torch.where(real, rank(place), HIDDEN)
+    horizon = torch.where(real, rank(place), -1)
+    clique = torch.where(real, -1, slot)
+    if hide_masks:
+        num_clean = clean.shape[1]
+        is_mask = slot >= num_clean
+        ranks = torch.where(is_mask, HIDDEN, ranks)
+        first = rank(masks[:, :1]) - 1
+        horizon = torch.where(is_mask & real, first, horizon)
+        clique = torch.where(is_mask, slot, clique)
+    return Visibility(ranks.to(device), horizon.to(device), clique.to(device))
+
+
+def ordered(
+    net: Denoiser,
+    x: Tensor,
+    schedule: Schedule,
+    choose: Chooser,
+    hide_masks: bool = False,
+    prefix: bool = False,
+    cache: KVCache | None = None,
+) -> Iterator[Step]:
+    """Eso-LM (B): step k feeds the clean tokens of step k-1 and the masks of step k, and commits only the former.
+
+    x [B, L] holds the given tokens at their positions. prefix: the given tokens see each other (variant A).
+    """
+    batch, length = x.shape
+    device, mask_id = x.device, choose.mask_id
+    sigma = F.pad(schedule.sigma, (0, 1))  # the last place is where fill goes
+    tokens = F.pad(x.cpu().gather(1, schedule.sigma), (0, 1), value=mask_id).to(device)
+    even = bool((schedule.sizes == schedule.sizes[:1]).all() and (schedule.given == schedule.given[:1]).all())
+    begin, count = torch.zeros_like(schedule.given), schedule.given
+    starts = schedule.starts
+    lengths = torch.zeros_like(count)
+    if cache is None:
+        cache = net.new_cache(batch, capacity(schedule))
+    rank = functools.partial(_prefix_rank, schedule.given[: 1 if even else None, None] if prefix else 1)
+    for k in range(int(schedule.nfe.max())):
+        size = schedule.sizes[:, k]
+        most = int(count.max())
+        clean = places(begin, count, most, length)
+        masks = places(starts[:, k], size, int(size.max()), length)
+        rows = slice(0, 1) if even else slice(None)
+        labels = _labels(clean[rows], masks[rows], length, rank, hide_masks, device)
+        position = sigma.gather(1, torch.cat([clean, masks], 1))
+        fed = tokens.gather(1, clean.to(device))
+        fed = torch.cat([fed, fed.new_full(masks.shape, mask_id)], 1)
+        logits = net(fed, position.to(device), labels, cache=cache, out=Rows(slice(most, fed.shape[1])))
+        lengths = lengths + count
+        cache.commit(most) if even else cache.commit(count.to(device), most, int(lengths.max()))
+        at = position[:, most:]
+        token = choose.grid(logits, at)
+        tokens.scatter_(1, masks.to(device), token)
+        yield Step(at, token, masks < length)
+        begin, count = starts[:, k], size
+
+
+def prefix_ordered(net: Denoiser, x: Tensor, schedule: Schedule, choose: Chooser, hide_masks: bool) -> Iterator[Step]:
+    """Eso-LM (A): without a cache while clean tokens still see new ones; cached once the sequential phase begins."""
+    length = x.shape[1]
+    tokens = x.clone()
+    diffusion = schedule.diffusion[:, None]
+    step = torch.arange(schedule.sizes.shape[1])
+    sizes = torch.where(step < diffusion, schedule.sizes, 0)
+    starts = schedule.starts
+    for k in range(int(diffusion.max())):
+        size, start = sizes[:, k], torch.where(sizes[:, k] > 0, starts[:, k], 0)
+        clean = places(torch.zeros_like(start), start, int(start.max()), length)
+        masks = places(start, size, int(size.max()), length)
+        labels = _labels(clean, masks, length, functools.partial(_prefix_rank, start[:, None]), hide_masks, x.device)
+        position = F.pad(schedule.sigma, (0, 1)).gather(1, torch.cat([clean, masks], 1)).to(x.device)
+        fed = tokens.gather(1, position)
+        fed[:, clean.shape[1] :] = choose.mask_id
+        logits = net(fed, position, labels, out=Rows(slice(clean.shape[1], fed.shape[1])))
+        at, drawn = position[:, clean.shape[1] :], masks < length
+        token = choose.grid(logits, at)
+        _write(tokens, at, token, drawn)
+        yield Step(at.cpu(), token, drawn)
+    # What is left is the sequential phase, with everything so far given.
+    rest = (step + diffusion).clamp_max(schedule.sizes.shape[1] - 1)
+    left = torch.where(step + diffusion < schedule.sizes.shape[1], schedule.sizes.gather(1, rest), 0)
+    left = left[:, : int((left > 0).sum(1).max())]
+    if left.shape[1]:
+        given = schedule.given + sizes.sum(1)
+        sequential = Schedule(schedule.sigma, left, given, torch.zeros_like(given))
+        yield from ordered(net, tokens, sequential, choose, hide_masks, prefix=True)
+
+
+def _write(tokens: Tensor, position: Tensor, token: Tensor, drawn: Tensor) -> None:
+    """tokens[b, position] = token wherever drawn."""
+    row, column = drawn.nonzero(as_tuple=True)
+    tokens[row.to(tokens.device), position[row, column].to(tokens.device)] = token[drawn.to(token.device)]
+
+
+def bidirectional(net: Denoiser, x: Tensor, valid: Tensor, schedule: Schedule, choose: Chooser) -> Iterator[Step]:
+    """MDLM: every step runs the whole sequence, and only the positions of the step get logits.
+
+    A step in which nothing is unmasked has no entry in the schedule: its prediction would be the one before.
+    """
+    length = x.shape[1]
+    clean = torch.arange(length) < schedule.given[:, None]
+    known = torch.zeros_like(clean).scatter(1, schedule.sigma, clean)
+    tokens = torch.where(known.to(x.device), x, choose.mask_id)
+    position = torch.arange(length, device=x.device)[None]
+    visibility = full(length, None if bool(valid.all()) else valid.to(x.device), x.device)
+    sigma, starts = F.pad(schedule.sigma, (0, 1)), schedule.starts
+    for k in range(int(schedule.nfe.max())):
+        size = schedule.sizes[:, k]
+        masks = places(starts[:, k], size, int(size.max()), length)
+        at, drawn = sigma.gather(1, masks), masks < length
+        row = torch.arange(len(x))[:, None].expand_as(at)[drawn]
+        out = Rows(slice(0, length), (row * length + at[drawn]).to(x.device))
+        chosen = choose(net(tokens, position, visibility, out=out), row, at[drawn])
+        token = torch.zeros_like(at, device=x.device)
+        token[drawn.to(x.device)] = chosen
+        _write(tokens, at, token, drawn)
+        yield Step(at, token, drawn)
+
+
+def left_to_right(
+    net: Denoiser, x: Tensor, lengths: Tensor, prompt: Tensor, choose: Chooser, start_id: int
+) -> Iterator[Step]:
+    """AR: the prompt in one pass, then one token a pass, each predicted from the token before it.
+
+    lengths, prompt: int [B], the tokens in all and the given ones, which stand first.
+    """
+    batch, device = len(x), x.device
+    before = F.pad(x, (1, 0), value=start_id)  # the token that predicts position i stands at i
+    cache = net.new_cache(batch, before.shape[1] + 1)
+    even = bool((prompt == prompt[0]).all() and (lengths == lengths[0]).all())
+    begin, count = torch.zeros_like(prompt), (prompt + 1) * (prompt < lengths)
+    done = torch.zeros_like(prompt)
+    for at in (prompt + k for k in range(int((lengths - prompt).max()))):
+        drawn, most = at < lengths, int(count.max())
+        place = places(begin, count, most, HIDDEN)
+        rank = place[: 1 if even else None].to(device)
+        alone = torch.where(rank == HIDDEN, torch.arange(most, device=device), -1)
+        labels = Visibility(rank, torch.where(rank == HIDDEN, -1, rank), alone)
+        place = place.clamp_max(x.shape[1]).to(device)
+        last = torch.arange(batch) * most + (count - 1).clamp_min(0)
+        logits = net(before.gather(1, place), place, labels, cache=cache, out=Rows(slice(0, most), last.to(device)))
+        done = done + count
+        cache.commit(most) if even else cache.commit(count.to(device), most, int(done.max()))
+        position = at.clamp_max(x.shape[1] - 1)
+        token = choose(logits, torch.arange(batch), position)
+        before[drawn.nonzero()[:, 0].to(device), position[drawn].to(device) + 1] = token[drawn.to(device)]
+        yield Step(position[:, None], token[:, None], drawn[:, None])
+        begin, count = at + 1, (at + 1 < lengths).long()
+
+
+def blockwise(
+    net: Denoiser, x: Tensor, valid: Tensor, schedule: Schedule, block_size: int, choose: Chooser
+) -> Iterator[Step]:
+    """BD3-LM: block by block, with a cache between blocks and the steps of the schedule inside.
+
+    The first pass of a block also feeds the clean block before it, which is committed then.
+    """
+    batch, length = x.shape
+    device = x.device
+    step = schedule.step_of()
+    tokens = torch.where((step < 0).to(device), x, choose.mask_id)
+    cache = net.new_cache(batch, length + block_size)
+    waiting = 0  # blocks that are clean and not yet committed
+    for first in range(0, length, block_size):
+        inside = step[:, first : first + block_size]
+        when = inside - torch.where(inside < 0, HIDDEN, inside).amin(1, keepdim=True)
+        at = torch.arange(first, first + block_size).expand(batch, -1)
+        for now in range(int(when.max()) + 1):
+            fed = slice(first - waiting * block_size, first + block_size)
+            position = torch.arange(fed.start, fed.stop, device=device)[None]
+            drawn = when == now
+            row, column = drawn.nonzero(as_tuple=True)
+            slots = fed.stop - fed.start
+            rows = Rows(slice(0, slots), (row * slots + column + first - fed.start).to(device))
+            labels = _block_labels(position // block_size, first // block_size)
+            if not bool(valid.all()):
+                labels = hide(labels, valid[:, fed].to(device))
+            logits = net(tokens[:, fed], position.expand(batch, -1), labels, cache=cache, out=rows)
+            if waiting:
+                cache.commit(waiting * block_size)
+                waiting = 0
+            token = torch.zeros_like(at).to(device)
+            token[drawn.to(device)] = choose(logits, row, column + first)
+            _write(tokens, at, token, drawn)
+            yield Step(at, token, drawn)
+        waiting += 1
+
+
+def _block_labels(number: Tensor, current: int) -> Visibility:
+    """Clean blocks are block-causal; the current block of z sees them and itself, both ways."""
+    z = number == current
+    return Visibility(torch.where(z, HIDDEN, number), torch.where(z, current - 1, number), torch.where(z, 0, -1))

@@ -1,0 +1,178 @@
+"""Speculative sampling: draft a window of tokens, check all of them in the next pass, and keep exactly what one token
+at a time would have drawn. docs/speculative.md has the method and the proof.
+
+Places are those of the order; a run of places of each row is padded with L. Shapes: B batch, L length, C clean tokens,
+D drafts and M masks of a row in a pass, R of all rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..core.draw import inverse_cdf
+from ..core.order import Schedule
+from ..core.randomness import fold, uniform
+from ..core.visibility import HIDDEN, Visibility
+from ..net.cache import KVCache
+from ..net.denoiser import Denoiser, Rows
+from .loops import Chooser, places
+from .request import Drafts, Step
+
+MOST = 24
+"""The widest that the adaptive window becomes."""
+PRIOR, MEMORY = (2.0, 0.5), 0.85
+"""Accepted and rejected drafts that a row begins with, and what a pass leaves of the counts before it."""
+
+
+def draft(choose: Chooser, logits: Tensor, row: Tensor, position: Tensor) -> Tensor:
+    """Tokens from the proposals q, int [R]; logits [R, V].
+
+    A position is drafted by the same number in every pass, so that a q that hardly moved gives the same token again
+    and what was proposed behind it stays fitting. It is judged once, by the q of the last draft.
+    """
+    return choose(logits, row, position)
+
+
+def accept(p: Tensor, q: Tensor, token: Tensor, u: Tensor) -> Tensor:
+    """With probability min(1, p(token) / q(token)), bool [R]; p, q [R, V], u float64 [R]."""
+    p_x, q_x = (t.gather(1, token[:, None])[:, 0].double() for t in (p, q))
+    return u * q_x < p_x
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """What a replacement is drawn from: weights max(0, p - q) [R, V], or p where rounding leaves nothing of them."""
+    rest = (p - q).clamp_min(0)
+    return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
+
+
+def adapt(accepted: Tensor, rejected: Tensor) -> Tensor:
+    """The adaptive window, int [B]: two more than the drafts accepted for each rejected one, of late."""
+    return (2 + accepted / rejected).clamp_max(MOST).round().long()
+
+
+def labels(clean: Tensor, masks: Tensor, end: Tensor, fill: int) -> Visibility:
+    """Clean tokens are causal in the order. A mask sees itself and, up to `end` [B], the clean tokens before it.
+
+    clean [B, C] and masks [B, M] are places.
+    """
+    place = torch.cat([clean, masks], 1)
+    slot = torch.arange(place.shape[1]).expand_as(place)
+    token, real = slot < clean.shape[1], place < fill
+    horizon = torch.where(token, place, torch.minimum(place, end[:, None]) - 1)
+    rank = torch.where(token & real, place, HIDDEN)
+    return Visibility(rank, torch.where(real, horizon, -1), torch.where(token & real, -1, slot))
+
+
+def speculative(
+    net: Denoiser, x: Tensor, schedule: Schedule, choose: Chooser, window: int | None = None
+) -> Iterator[Step]:
+    """Eso-LM (B): the tokens of the order one by one, each from its exact conditional, in fewer passes than tokens.
+
+    A pass feeds the newest verified token, drafts behind it, a mask in the place of each draft that sees what comes
+    before, and masks in the next places that see all drafts. window: tokens drawn ahead of a pass, those that are
+    certain included, so that 1 is the ordinary sampler; None adapts it, for each row alone.
+    """
+    batch, length = x.shape
+    device = x.device
+    sigma = F.pad(schedule.sigma, (0, 1))  # the last place is where fill goes
+    tokens = F.pad(x.cpu().gather(1, schedule.sigma), (0, 1), value=choose.mask_id).to(device)
+    total = schedule.given + schedule.sizes.sum(1)
+    hits, misses = (torch.full(total.shape, count, dtype=torch.float64) for count in PRIOR)
+    width = adapt(hits, misses) if window is None else torch.full_like(total, min(window, length))
+    most = min(MOST if window is None else window, length)
+    cache = net.new_cache(batch, length + int(schedule.given.max()) + 3 * most + 1)
+    # Ends of three runs of places: cached, verified, and proposed for by the rows of `logits` that `where` names.
+    cached, known, proposed = torch.zeros_like(total), schedule.given, schedule.given
+    logits, where = torch.empty(0, net.config.vocab_size, device=device), torch.zeros_like(sigma)
+    while bool((live := known < total).any()):
+        drafted = torch.minimum(proposed - known, width) * live
+        end = known + drafted
+        ahead = torch.minimum(total - end, width) * live
+        drafts, clean = _run(known, drafted, length), _run(cached, (end - cached) * live, length)
+        masks = torch.cat([drafts, _run(end, ahead, length)], 1)
+        row, column = (drafts < length).nonzero(as_tuple=True)
+        place, position = drafts[row, column], sigma[row, drafts[row, column]]
+
+        q = logits[where[row, place].to(device)]
+        guess = draft(choose, q, row, position)
+        _write(tokens, row, place, guess)
+        logits, where = _forward(net, cache, tokens, sigma, clean, masks, end, choose.mask_id)
+        p = logits[where[row, place].to(device)]
+        p, q = (choose.draw.probabilities(t, choose.mask_id) for t in (p, q))
+        kept = torch.zeros(drafts.shape, dtype=torch.bool)
+        kept[row, column] = accept(p, q, guess, _uniform(choose, "accept", row, position, device)).cpu()
+        accepted = kept.long().cumprod(1).sum(1)
+        fed = (clean < length).sum(1) + (masks < length).sum(1)
+        tried = Drafts(sigma.gather(1, drafts), tokens.gather(1, drafts.to(device)), drafts < length, accepted, fed)
+
+        at, rejected = known + accepted, accepted < drafted
+        again, it = rejected.nonzero()[:, 0], (drafted.cumsum(0) - drafted + accepted)[rejected]
+        rest = residual(p[it.to(device)], q[it.to(device)])
+        number = _uniform(choose, "residual", again, position[it], device)
+        _write(tokens, again, at[again], inverse_cdf(rest, number))
+        exact = (live & ~rejected & (at < total)).nonzero()[:, 0]  # all drafts stand: so does the first proposal
+        chosen = choose(logits[where[exact, at[exact]].to(device)], exact, sigma[exact, at[exact]])
+        _write(tokens, exact, at[exact], chosen)
+
+        _commit(cache, (at - cached) * live, torch.where(live, at, cached))
+        cached, proposed, before = torch.where(live, at, cached), end + ahead, known
+        known = torch.minimum(at + 1, total)
+        hits, misses = MEMORY * hits + accepted, MEMORY * misses + rejected
+        width = width if window is not None else adapt(hits, misses)
+        done = _run(before, known - before, length)
+        yield Step(sigma.gather(1, done), tokens.gather(1, done.to(device)), done < length, tried)
+
+
+def _forward(
+    net: Denoiser,
+    cache: KVCache,
+    tokens: Tensor,
+    sigma: Tensor,
+    clean: Tensor,
+    masks: Tensor,
+    end: Tensor,
+    mask_id: int,
+) -> tuple[Tensor, Tensor]:
+    """One pass: the logits of the real masks [R, V], and by place which of them is a row's, int [B, L + 1]."""
+    fill, device = sigma.shape[1] - 1, tokens.device
+    real = masks < fill
+    even = bool((clean == clean[:1]).all() and (masks == masks[:1]).all())
+    rows = slice(0, 1) if even else slice(None)
+    seen = labels(clean[rows], masks[rows], end[rows], fill)
+    seen = Visibility(seen.rank.to(device), seen.horizon.to(device), seen.clique.to(device))
+    fed = tokens.gather(1, clean.to(device))
+    fed = torch.cat([fed, fed.new_full(masks.shape, mask_id)], 1)
+    position = sigma.gather(1, torch.cat([clean, masks], 1))
+    index = None if bool(real.all()) else real.flatten().nonzero()[:, 0].to(device)
+    out = Rows(slice(clean.shape[1], fed.shape[1]), index)
+    logits = net(fed, position.to(device), seen, cache=cache, out=out)
+    number = (real.flatten().cumsum(0) - 1).view(masks.shape)
+    where = torch.zeros_like(sigma).scatter_(1, masks, number)
+    return logits.flatten(0, -2), where
+
+
+def _run(begin: Tensor, count: Tensor, fill: int) -> Tensor:
+    """The places begin, begin + 1, ... of each row."""
+    return places(begin, count, int(count.max()), fill)
+
+
+def _write(tokens: Tensor, row: Tensor, place: Tensor, value: Tensor) -> None:
+    tokens[row.to(tokens.device), place.to(tokens.device)] = value
+
+
+def _uniform(choose: Chooser, name: str, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
+    """The number of a position for one purpose, float64 [R]."""
+    return uniform(fold(choose.rng.key, name), row + choose.rng.first, position).to(device)
+
+
+def _commit(cache: KVCache, count: Tensor, lengths: Tensor) -> None:
+    """Keep the first `count` [B] slots of each row, which then has `lengths` [B] in all."""
+    most = int(count.max())
+    if bool((count == most).all()):
+        cache.commit(most)
+    else:
+        cache.commit(count.to(cache.lengths.device), most, int(lengths.max()))

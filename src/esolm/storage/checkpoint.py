@@ -1,0 +1,322 @@
+"""Checkpoints: folders of safetensors and one JSON file, complete or absent, never pickle.
+
+    checkpoints/step-00001000/{model,ema,optimizer}.safetensors, state.json
+
+Several processes write `shards/*.safetensors` in place of the three files, each its own; `consolidate` turns them into
+the three. A folder is written under a hidden name, synced, and renamed: a name that matches `step-*` is a whole
+checkpoint. `state.json` holds the size and the SHA-256 of the other files, so that damage is found before anything is
+used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .. import __version__
+from ..runtime.distributed import ALONE, Ranks, Shared
+from ..runtime.nested import differing
+from . import sharded
+
+FORMAT = 1
+STEMS = ("model", "ema", "optimizer")
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+def name_of(step: int) -> str:
+    """The folder name of a step."""
+    return f"step-{step:08d}"
+
+
+def list_steps(root: Path) -> list[int]:
+    """The steps that have a checkpoint under root, ascending."""
+    found = (_NAME.fullmatch(p.name) for p in root.iterdir() if p.is_dir()) if root.is_dir() else ()
+    return sorted(int(match[1]) for match in found if match)
+
+
+def latest(root: Path) -> Path | None:
+    """The folder of the last checkpoint under root, if there is one."""
+    steps = list_steps(root)
+    return root / name_of(steps[-1]) if steps else None
+
+
+def best(root: Path) -> Path | None:
+    """The folder of the checkpoint with the lowest validation metric under root, if any was validated."""
+    scored = [(metric, step) for step in list_steps(root) if (metric := _metric(root / name_of(step))) is not None]
+    return root / name_of(min(scored)[1]) if scored else None
+
+
+def save(
+    root: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int
+) -> Path:
+    """Write one checkpoint and then drop the old ones, all but the last `keep` and the best.
+
+    tensors: file stem -> flat tensors by name. state: what JSON holds, with `identity` (what must match on loading)
+    and `metric` (the validation loss at this step, or None). Raises ValueError and leaves no trace if the disk refuses.
+    """
+    partial = _begin(root, step)
+    with _writing(root, step):
+        partial.mkdir(parents=True)
+        files = {f"{stem}.safetensors": _write(partial / f"{stem}.safetensors", t) for stem, t in tensors.items()}
+        return _end(root, step, state, files, keep)
+
+
+class Saver:
+    """Where a run's checkpoints go; several processes write theirs while training goes on."""
+
+    def __init__(self, root: Path, keep: int, ranks: Ranks = ALONE) -> None:
+        self.root, self.keep, self.ranks, self.writers = root, keep, ranks, ranks.aside()
+        self.pool = ThreadPoolExecutor(1)
+        self.pending: Future[None] | None = None
+
+    def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
+        """See `save`; with several processes the folder is there only after `wait`."""
+        if self.ranks.world == 1:
+            return save(self.root, step, tensors, state, self.keep)
+        self.wait()
+        partial = self.ranks.once(lambda: _begin(self.root, step))
+        flat = {f"{stem}/{name}": t for stem, part in tensors.items() for name, t in part.items()}
+        writing = sharded.write(partial / sharded.FOLDER, flat, self.writers.group)
+        self.pending = self.pool.submit(self._finish, writing, step, dict(state))
+        return self.root / name_of(step)
+
+    def _finish(self, writing: Future, step: int, state: Mapping[str, Any]) -> None:
+        folder = _partial(self.root, step) / sharded.FOLDER
+
+        def own() -> dict[str, Any]:
+            with _writing(self.root, step, tidy=False):  # others may still be at work
+                sharded.finish(writing)
+                paths = sharded.own_files(folder, self.ranks.rank)
+                return {f"{sharded.FOLDER}/{path.name}": _describe(path) for path in paths}
+
+        def close() -> None:
+            with _writing(self.root, step):
+                _end(self.root, step, {**state, "processes": self.ranks.world}, files, self.keep)
+
+        try:
+            parts = self.writers.gathered(self.writers.everywhere(own))
+        except Shared:
+            if self.ranks.rank == 0:
+                shutil.rmtree(folder.parent, ignore_errors=True)
+            raise
+        files = {name: about for part in parts for name, about in part.items()}
+        self.writers.once(close)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written; raises what went wrong with it."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+        self.pool.shutdown(wait=error is None)
+
+
+def _partial(root: Path, step: int) -> Path:
+    return root / f".{name_of(step)}.partial"
+
+
+def _begin(root: Path, step: int) -> Path:
+    """The hidden folder to write a step's checkpoint in, which is not there yet."""
+    if (final := root / name_of(step)).exists():
+        raise ValueError(f"{final} exists already: a checkpoint is never overwritten; move it away first")
+    clean(root)
+    return _partial(root, step)
+
+
+def _end(root: Path, step: int, state: Mapping[str, Any], files: Mapping[str, Any], keep: int) -> Path:
+    """Give the folder its name, now that its files are there, and then drop old ones."""
+    partial, final = _partial(root, step), root / name_of(step)
+    record = {"format": FORMAT, "version": __version__, "step": step, **state, "files": files}
+    _write_text(partial / "state.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+    _sync(partial)
+    os.rename(partial, final)
+    _sync(root)
+    _prune(root, keep)
+    return final
+
+
+@contextmanager
+def _writing(root: Path, step: int, tidy: bool = True) -> Iterator[None]:
+    """What the disk refuses is a ValueError, and leaves no trace."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if tidy:
+            shutil.rmtree(_partial(root, step), ignore_errors=True)
+        raise ValueError(
+            f"could not write checkpoint {root / name_of(step)}: {error}. Nothing was overwritten; the last complete "
+            f"checkpoint is {latest(root) or 'none'}. Make room on the disk and run the same command again"
+        ) from error
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The state of a checkpoint after a check that its files are there and have their sizes."""
+    path = folder / "state.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} is not a checkpoint of esolm: it has no state.json")
+    try:
+        state = json.loads(path.read_text())
+        files, found = state["files"], state["format"]
+        sizes = {name: entry["bytes"] for name, entry in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(folder, f"state.json cannot be read ({error!r})") from error
+    if found != FORMAT:
+        raise ValueError(f"{folder} has checkpoint format {found!r}, this version of esolm reads {FORMAT}")
+    for name, size in sizes.items():
+        if not (folder / name).is_file():
+            raise _damaged(folder, f"{name} is missing")
+        if (actual := (folder / name).stat().st_size) != size:
+            raise _damaged(folder, f"{name} has {actual} bytes of {size}")
+    return state
+
+
+def load(folder: Path, stem: str, device: str = "cpu") -> dict[str, Tensor]:
+    """The tensors of one file (`model`, `ema`, `optimizer`) of a checkpoint, checked against their hash."""
+    if is_sharded(folder):
+        verify(folder)
+        tensors = {name: torch.empty(shape, device=device) for name, shape in shapes(folder, stem).items()}
+        fill(folder, stem, tensors)
+        return tensors
+    verify(folder, [_file(folder, stem)])
+    return load_file(folder / _file(folder, stem), device=device)
+
+
+def is_sharded(folder: Path) -> bool:
+    """Whether the checkpoint is in parts, as several processes wrote it."""
+    return all(name.startswith(f"{sharded.FOLDER}/") for name in read(folder)["files"])
+
+
+def verify(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Check the named files of a checkpoint, or all, against their hashes."""
+    files = read(folder)["files"]
+    for name in files if names is None else names:
+        if _digest(folder / name) != files[name]["sha256"]:
+            raise _damaged(folder, f"{name} does not have the SHA-256 that state.json records")
+
+
+def shapes(folder: Path, stem: str) -> dict[str, torch.Size]:
+    """The whole shapes of the tensors of one stem, from the headers of the files."""
+    if is_sharded(folder):
+        found = sharded.shapes(folder / sharded.FOLDER)
+        return {name.removeprefix(f"{stem}/"): s for name, s in found.items() if name.startswith(f"{stem}/")}
+    with safe_open(folder / _file(folder, stem), "pt") as file:
+        return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def fill(folder: Path, stem: str, tensors: Mapping[str, Tensor], alone: bool = True) -> None:
+    """Copy what a checkpoint holds under one stem into tensors of these names, of which each process reads its part."""
+    if is_sharded(folder):
+        sharded.fill(folder / sharded.FOLDER, {f"{stem}/{name}": t for name, t in tensors.items()}, alone)
+    else:
+        sharded.fill_from_file(folder / _file(folder, stem), tensors)
+
+
+def consolidate(folder: Path) -> Path:
+    """Turn a checkpoint of several processes into the form of one: three files, and the parts removed after them."""
+    if not is_sharded(folder):
+        return folder
+    state = read(folder)
+    tensors = {stem: load(folder, stem) for stem in STEMS}
+    files = {f"{stem}.safetensors": _write(folder / f"{stem}.safetensors", t) for stem, t in tensors.items()}
+    _write_text(folder / ".state.json", json.dumps({**state, "files": files}, indent=1, allow_nan=False) + "\n")
+    os.replace(folder / ".state.json", folder / "state.json")
+    _sync(folder)
+    shutil.rmtree(folder / sharded.FOLDER)
+    return folder
+
+
+def _file(folder: Path, stem: str) -> str:
+    name, files = f"{stem}.safetensors", read(folder)["files"]
+    if name not in files:
+        raise ValueError(f"{folder} has no {name}: it holds {', '.join(sorted(files))}")
+    return name
+
+
+def check_identity(folder: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming what differs, unless the checkpoint belongs to this network, system and data."""
+    wrong = [
+        f"{key} is {theirs!r} there and {mine!r} here"
+        for key, (theirs, mine) in differing(state.get("identity", {}), identity).items()
+    ]
+    if wrong:
+        raise ValueError(f"{folder} is of another run: {'; '.join(wrong)}. Nothing was changed")
+
+
+def clean(root: Path) -> None:
+    """Remove what a killed process left half written or half removed."""
+    for folder in [*root.glob(".step-*.partial"), *root.glob(".step-*.old")]:
+        shutil.rmtree(folder)
+
+
+def _metric(folder: Path) -> float | None:
+    return read(folder).get("metric")
+
+
+def _prune(root: Path, keep: int) -> None:
+    # A folder loses its valid name before its files, so that a kill here leaves no partial checkpoint.
+    steps = list_steps(root)
+    stay = {name_of(step) for step in steps[-keep:]}
+    if (top := best(root)) is not None:
+        stay.add(top.name)
+    for name in {name_of(step) for step in steps} - stay:
+        os.rename(root / name, root / f".{name}.old")
+        shutil.rmtree(root / f".{name}.old")
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, path)
+    return _describe(path)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    _sync(path)
+    return {"bytes": path.stat().st_size, "sha256": _digest(path)}
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _damaged(folder: Path, what: str) -> ValueError:
+    others = [name_of(step) for step in list_steps(folder.parent) if folder.name != name_of(step)]
+    advice = f"move it away to go on from {others[-1]}" if others else "there is no other checkpoint beside it"
+    return ValueError(f"checkpoint {folder} is damaged: {what}. Nothing was changed; {advice}")

@@ -1,0 +1,191 @@
+"""A model in one folder, as `esolm convert` and `esolm export` write it and transformers does.
+
+    config.json model.safetensors tokenizer.json tokenizer_ids.json tokenizer_config.json
+
+Weights have the network's own names after `net.`; `config.json` says what network and system they are of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .. import __version__
+from ..data import Tokenizer
+from ..data import tokenizer as make_tokenizer
+from ..likelihood.orders import name_of
+from ..net.denoiser import Denoiser, DenoiserConfig
+from ..systems import System, find, names
+
+TYPE, PREFIX = "esolm", "net."
+PACKAGED = Path(__file__).parents[1] / "models"
+"""Models that come with the package."""
+
+
+def is_model(path: Path) -> bool:
+    """Whether the folder holds a model in this form."""
+    try:
+        return json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == TYPE
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def packaged() -> dict[str, Path]:
+    """The models that come with the package, by name."""
+    folders = sorted(PACKAGED.iterdir()) if PACKAGED.is_dir() else []
+    return {folder.name: folder for folder in folders if is_model(folder)}
+
+
+def describe(net: DenoiserConfig, system: System) -> dict[str, Any]:
+    """Network and system, as `config.json` holds them."""
+    fields = dataclasses.asdict(system)  # type: ignore[call-overload]
+    name = name_of(system)
+    if name == type(system).__module__:  # of another package
+        name = f"{name}.{type(system).__qualname__}"
+    return json.loads(json.dumps({"net": dataclasses.asdict(net), "system": {"name": name, **fields}}))
+
+
+def write(
+    folder: Path,
+    net: Denoiser,
+    system: System,
+    tokenizer: Tokenizer,
+    about: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write a model into a folder that is there; about: where it comes from; dtype: of the stored weights."""
+    write_config(folder, net.config, system, about or {})
+    state = {f"{PREFIX}{name}": t.detach().to("cpu", dtype).contiguous() for name, t in net.state_dict().items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    write_tokenizer(folder, tokenizer, net.config.length)
+
+
+def write_config(folder: Path, net: DenoiserConfig, system: System, about: Mapping[str, Any]) -> None:
+    """Write `config.json`, which transformers' AutoConfig reads too."""
+    config = {
+        "model_type": TYPE,
+        "architectures": ["EsoLMForMaskedLM"],
+        "vocab_size": net.vocab_size,
+        **describe(net, system),
+        "about": dict(about),
+        "esolm_version": __version__,
+    }
+    _write_json(folder / "config.json", config)
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
+    """Write the files that `Tokenizer.load` and transformers' AutoTokenizer read."""
+    tokenizer.save(folder)
+    special = {"mask_token": tokenizer.mask_id, "eos_token": tokenizer.eos_id, "bos_token": tokenizer.bos_id}
+    # Padding is never seen nor scored, so any token may stand there.
+    special["pad_token"] = tokenizer.mask_id if tokenizer.eos_id is None else tokenizer.eos_id
+    tokens = {role: tokenizer.core.id_to_token(i) for role, i in special.items() if i is not None}
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **tokens}
+    config |= {"clean_up_tokenization_spaces": False, "model_input_names": ["input_ids", "attention_mask"]}
+    _write_json(folder / "tokenizer_config.json", config)
+
+
+def read(folder: Path, device: str = "cpu") -> tuple[Denoiser, System, Tokenizer]:
+    """What `write` wrote; raises ValueError, naming the file, for what is missing, damaged or of another network."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        net, options = Denoiser(DenoiserConfig(**config["net"])), dict(config["system"])
+        system = trusted(options.pop("name"))(**options)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'config.json'} is not that of a model of esolm: {error!r}") from error
+    path = folder / "model.safetensors"
+    try:
+        stored = load_file(path, device=device)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} is missing or damaged ({error}): make the folder again") from error
+    take(net, {name.removeprefix(PREFIX): t for name, t in stored.items()}, path)
+    return net.to(device).eval(), system, read_tokenizer(folder, net.config, system)
+
+
+def read_tokenizer(folder: Path, config: DenoiserConfig, system: System) -> Tokenizer:
+    """The tokenizer as esolm or as transformers saved it, if it is the network's."""
+    ours = (folder / "tokenizer_ids.json").is_file()
+    found = Tokenizer.load(folder) if ours else make_tokenizer(str(folder))
+    if (found.vocab_size, found.mask_id) != (config.vocab_size, system.mask_id):
+        raise ValueError(
+            f"the tokenizer in {folder} has {found.vocab_size} ids and mask {found.mask_id}, the model "
+            f"{config.vocab_size} and {system.mask_id}: put the model's own tokenizer there"
+        )
+    return found
+
+
+def trusted(name: str) -> type:
+    """The class of a system that a file names: of esolm, or of a module that the user has imported already."""
+    if name not in names() and name.rpartition(".")[0] not in sys.modules:
+        raise ValueError(f"system {name!r} is none of {', '.join(names())}: import its module first, if you trust it")
+    return find(name)
+
+
+def take(net: Denoiser, state: Mapping[str, Tensor], path: Path) -> None:
+    """Copy a state into the network; raises ValueError, with the names, unless it is exactly the network's."""
+    expected = net.state_dict()
+    wrong = [f"{name} is missing" for name in expected if name not in state]
+    wrong += [f"{name} is unknown" for name in state if name not in expected]
+    wrong += [
+        f"{name} has shape {tuple(state[name].shape)} instead of {tuple(t.shape)}"
+        for name, t in expected.items()
+        if name in state and state[name].shape != t.shape
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(f"{path} is not of this network: {'; '.join(wrong[:5])}{more}")
+    net.load_state_dict(dict(state))
+
+
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """A hash of all weights, with their names and types."""
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def new(out: Path, force: bool = False) -> Iterator[Path]:
+    """A hidden folder beside `out` that becomes it if the block ends well, and vanishes otherwise.
+
+    Raises ValueError if `out` is there; with force, only if it is something else than a model.
+    """
+    if out.exists() and not (force and (is_model(out) or (out.is_dir() and not any(out.iterdir())))):
+        advice = "choose another name" if force else "choose another name, or add --force if it is a model of esolm"
+        raise ValueError(f"{out} exists and is left as it is: {advice}")
+    partial, old = (out.parent / f".{out.name}.{word}" for word in ("partial", "old"))
+    shutil.rmtree(partial, ignore_errors=True)
+    made = [parent for parent in out.parents if not parent.exists()]
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if out.exists():
+            shutil.rmtree(old, ignore_errors=True)  # killed just before the end, an earlier call has left it
+            os.rename(out, old)
+        os.rename(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):  # someone else may have put something there
+            for parent in made:
+                parent.rmdir()
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

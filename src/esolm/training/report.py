@@ -1,0 +1,109 @@
+"""Who is told how work goes: the terminal, TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from ..runtime.nested import flat
+from ..runtime.progress import shown
+
+Sink = Callable[[Mapping[str, Any]], None]
+T = TypeVar("T")
+
+
+def watched(items: Sequence[T], what: str) -> Iterator[T]:
+    """Pass items on; after two seconds, on a terminal, a bar on standard error says how many are done."""
+    return shown(((item, 1) for item in items), what, len(items), TaskProgressColumn())
+
+
+class Live:
+    """A progress bar on a terminal, plain lines elsewhere, and whatever else is to hear each record."""
+
+    def __init__(self, start: int, steps: int, sinks: Sequence[Sink] = (), console: Console | None = None) -> None:
+        self.steps, self.sinks = steps, sinks
+        self.console = console or Console(highlight=False)
+        self.bar = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=steps, completed=start)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Move the bar."""
+        self.bar.update(self.task, completed=record["step"], description=_summary(record))
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Pass a line of metrics.jsonl on."""
+        for sink in self.sinks:
+            sink(record)
+        if "validation" in record:
+            found = record["validation"]
+            bound = f"{found['loss']:.4f} nats/token, perplexity {found['perplexity']:.2f}"
+            self.console.print(f"step {record['step']}: validation {bound}")
+        elif not self.console.is_terminal:
+            left = (self.steps - record["step"]) * record["time"]["seconds"] / record["step"]
+            self.console.print(f"step {record['step']}/{self.steps}: {_summary(record)} · {left:.0f} s left")
+
+    def __enter__(self) -> Live:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+
+def _summary(record: Mapping[str, Any]) -> str:
+    terms = " ".join(f"{name} {nats:.3f}" for name, nats in record["terms"].items())
+    return f"{terms} · {record['time']['tokens_per_second']:,.0f} tok/s"
+
+
+def loggers(names: Sequence[str]) -> list[Callable[[Path], Sink]]:
+    """For each of `tensorboard` and `wandb`, what opens it for a run; raises ValueError if it is not installed."""
+    makers = {"tensorboard": _tensorboard, "wandb": _wandb}
+    for name in names:
+        if name not in makers:
+            raise ValueError(f"no logger {name!r}: choose from {', '.join(makers)}")
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"log {name} needs an extra: pip install 'esolm[{name}]'")
+    return [makers[name] for name in names]
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    return {key.replace(".", "/"): value for key, value in flat(record).items() if key != "step"}
+
+
+def _tensorboard(run: Path) -> Sink:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(run / "tensorboard"))
+
+    def write(record: Mapping[str, Any]) -> None:
+        for key, value in _numbers(record).items():
+            writer.add_scalar(key, value, record["step"])
+        writer.flush()
+
+    return write
+
+
+def _wandb(run: Path) -> Sink:
+    import wandb
+
+    name = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]  # the same run again, when resumed
+    session = wandb.init(project="esolm", name=run.name, id=name, dir=str(run), resume="allow")
+    return lambda record: session.log(_numbers(record), step=record["step"])

@@ -1,0 +1,147 @@
+"""A run folder: config.yaml, metrics.jsonl, checkpoints/, and the tokenizer and manifest of its data.
+
+The folder appears complete or not at all, and `metrics.jsonl` holds exactly what the weights have seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from ..runtime.nested import differing
+
+# Changing these does not change what the weights become, so a resumed run may have other ones.
+FREE = (
+    *("data", "run", "init", "log", "saving.every", "saving.keep", "compute.device", "compute.threads"),
+    *("compute.parallel", "compute.offload", "compute.timeout", "compute.checkpoint_blocks"),
+)
+
+
+def is_run(run: Path) -> bool:
+    """Whether the folder holds a training run."""
+    return (run / "config.yaml").is_file()
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """The full configuration that the run was started with."""
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def create(run: Path, config: Mapping[str, Any], copies: Iterable[Path]) -> None:
+    """Make a new run folder with its configuration and copies of the files that describe its data."""
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise ValueError(f"{run} is not empty and is not a run of esolm: choose another --run")
+    partial = run.parent / f".{run.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for path in copies:
+        shutil.copy2(path, partial / path.name)
+    (partial / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    os.rename(partial, run)
+
+
+def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
+    """What is new in config, as sentences; raises ValueError if the run cannot go on with it."""
+    notes, wrong = [], []
+    for key, (old, new) in differing(read_config(run), config).items():
+        if key == "steps" and new > old and config["optim"]["schedule"] != "cosine":
+            notes.append(f"steps raised from {old} to {new}")
+        elif key in FREE or key.startswith("corpus."):
+            notes.append(f"{key} changed from {old} to {new}")
+        else:
+            wrong.append(f"{key} was {old!r} and is now {new!r}")
+    if wrong:
+        raise ValueError(
+            f"{run} was started with another configuration: {'; '.join(wrong)}. Nothing was changed. Give the old "
+            f"values to go on (steps may be raised unless the schedule is cosine), or another --run to start anew"
+        )
+    return notes
+
+
+def update_config(run: Path, config: Mapping[str, Any]) -> None:
+    """Replace the configuration of a run, after it has been checked."""
+    partial = run / ".config.yaml.partial"
+    partial.write_text(yaml.safe_dump(dict(config), sort_keys=False))
+    os.replace(partial, run / "config.yaml")
+
+
+class Metrics:
+    """metrics.jsonl, open and locked for one process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path.open("ab")
+        try:
+            self._lock()
+        except BaseException:
+            self.file.close()
+            raise
+
+    def cut(self, length: int) -> None:
+        """Forget the lines after the first `length` bytes: the weights that go on have not seen those steps."""
+        if (size := self.path.stat().st_size) < length:
+            raise ValueError(f"{self.path} has {size} bytes, the checkpoint knew {length}: put the old file back")
+        self.file.truncate(length)
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # not on this system: two processes on one run are the user's to avoid
+            return
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(f"another process is training in {self.path.parent}: wait for it or stop it") from error
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one line."""
+        self.file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self.file.flush()
+
+    def sync(self) -> int:
+        """The length of the file, all of which is on the disk."""
+        os.fsync(self.file.fileno())
+        return os.fstat(self.file.fileno()).st_size
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.file.close()
+
+
+class Silent(Metrics):
+    """What every process but the first has in place of the file."""
+
+    def __init__(self) -> None:
+        pass
+
+    def cut(self, length: int) -> None:
+        pass
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def sync(self) -> int:
+        return 0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl; a line that is being written is left out."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,0 +1,175 @@
+"""Denoising as something to look at: when each token of a row was committed, in which phase, and how it is spelt."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rich.cells import cell_len
+
+from ..data import Tokenizer
+from ..model import Event
+
+GIVEN, DIFFUSION, SEQUENTIAL = "given", "diffusion", "left to right"
+"""How a token came to be there."""
+DRAFT, REJECTED = "draft", "rejected draft"
+"""A token that the last pass guessed and dropped, and one that stands where it guessed another."""
+UNDECIDED = 1 << 30
+DOT, END, BREAK = "·", "¶", "↵"
+"""A token that is not decided, the end-of-sequence token, and a line break inside a token."""
+
+
+@dataclass
+class Film:
+    """One row as it is denoised, by position."""
+
+    ids: list[int]
+    phase: list[str]
+    when: list[int]  # the pass that committed it: -1 for what was given, UNDECIDED for what is not there yet
+    passes: int = 0  # so far, in which this row got a token
+    drafts: dict[int, int] = field(default_factory=dict)  # guesses of the last pass where nothing is decided
+    rejected: set[int] = field(default_factory=set)  # where the last pass guessed another token
+
+    @classmethod
+    def start(cls, event: Event, row: int) -> Film:
+        """The row before its first pass."""
+        schedule = event.schedule
+        length = int(schedule.given[row] + schedule.sizes[row].sum())
+        step, diffusion = schedule.step_of()[row, :length].tolist(), int(schedule.diffusion[row])
+        phase = [GIVEN if k < 0 else DIFFUSION if k < diffusion else SEQUENTIAL for k in step]
+        return cls(event.tokens[row, :length].tolist(), phase, [-1 if k < 0 else UNDECIDED for k in step])
+
+    def add(self, event: Event, row: int) -> None:
+        """What one more pass committed."""
+        position, token, drawn = (part[row].tolist() for part in event.committed[:3])
+        for at, token_id in ((p, t) for p, t, real in zip(position, token, drawn, strict=True) if real):
+            self.ids[at], self.when[at] = token_id, event.step
+        self.passes += any(drawn)
+        self.drafts, self.rejected = {}, set()
+        if (tried := event.committed.drafts) is not None:
+            real, kept = tried.drawn[row], int(tried.accepted[row])
+            guesses = list(zip(tried.position[row][real].tolist(), tried.token[row].cpu()[real].tolist(), strict=True))
+            self.rejected = {at for at, _ in guesses[kept : kept + 1]}
+            self.drafts = dict(guesses[kept + 1 :])
+
+
+@dataclass
+class Meter:
+    """What generating took so far: tokens, and the seconds spent in the model alone."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Tokens in a second."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    def measure(self, events: Iterator[Event]) -> Iterator[Event]:
+        """Pass events on."""
+        begin = time.perf_counter()
+        for event in events:
+            self.seconds += time.perf_counter() - begin
+            self.tokens += int(event.committed.drawn.sum())
+            yield event
+            begin = time.perf_counter()
+        self.seconds += time.perf_counter() - begin
+
+
+def record(events: Iterator[Event], reels: list[list[Film]]) -> Iterator[Event]:
+    """Pass events on, with a film of every row in `reels`, one list for each batch."""
+    for event in events:
+        if event.step == 0:
+            reels.append([Film.start(event, row) for row in range(len(event.tokens))])
+        for row, film in enumerate(reels[-1]):
+            film.add(event, row)
+        yield event
+
+
+def pieces(tokenizer: Tokenizer, film: Film) -> list[str]:
+    """What to show for each token: a dot, a guess, or its share of the text of the decided run that it stands in.
+
+    A run is spelt as a whole, so that a character whose bytes are in several tokens appears once, with the last.
+    """
+    ids, end = film.ids, tokenizer.eos_id
+    decided = [when != UNDECIDED for when in film.when]
+    shown = [END if known and token == end else DOT for known, token in zip(decided, ids, strict=True)]
+    for inside, group in itertools.groupby(range(len(ids)), lambda at: decided[at] and ids[at] != end):
+        if inside:
+            run = list(group)
+            shown[run[0] : run[-1] + 1] = [visible(text) for text in spell(tokenizer.decode, [ids[at] for at in run])]
+    for at, token in film.drafts.items():
+        shown[at] = END if token == end else visible(tokenizer.decode([token])) or DOT
+    return shown
+
+
+def spell(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
+    """The text that each token adds to those before it; together the text of all."""
+    texts: list[str] = []
+    before = begin = 0  # the window to decode: the last tokens that were spelt, and those that are not
+    for at in range(len(ids)):
+        text = decode(ids[before : at + 1])
+        if text.endswith("\ufffd") and at + 1 < len(ids):  # perhaps the first bytes of a character
+            texts.append("")
+            continue
+        texts.append(text[len(decode(ids[before:begin])) :])
+        before, begin = begin, at + 1
+    return texts
+
+
+def visible(text: str) -> str:
+    """The text with tabs as spaces and other control characters, line breaks apart, as U+FFFD."""
+    text = text.replace("\r", "").expandtabs(4)
+    return "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in text)
+
+
+class Span(NamedTuple):
+    """A stretch of one token in one line of a text grid."""
+
+    token: int
+    line: int
+    column: int
+    text: str
+
+
+def layout(texts: Sequence[str], columns: int) -> list[Span]:
+    """Tokens on a grid: lines break at line breaks, which are shown, and between words."""
+    spans: list[Span] = []
+    line = column = 0
+    for word in _words(texts):
+        width = sum(cell_len(c) for c, _ in word)
+        if column and column + width > columns and not word[0][0].isspace() and word[0][0] != BREAK:
+            line, column = line + 1, 0
+        for character, token in word:
+            if character == "\n":
+                line, column = line + 1, 0
+                continue
+            if column >= columns and character != BREAK:
+                if character.isspace():
+                    continue
+                line, column = line + 1, 0
+            last = spans[-1] if spans else None
+            if last and last.token == token and last.line == line and last.column + cell_len(last.text) == column:
+                spans[-1] = last._replace(text=last.text + character)
+            else:
+                spans.append(Span(token, line, column, character))
+            column += cell_len(character)
+    return spans
+
+
+def _words(texts: Sequence[str]) -> Iterator[list[tuple[str, int]]]:
+    """Stretches that stay in one line, each character with its token; a line break is shown, and then breaks."""
+    characters = [(c, token) for token, text in enumerate(texts) for c in text]
+    for kind, group in itertools.groupby(characters, lambda pair: pair[0] if pair[0] in "\n·" else pair[0].isspace()):
+        word = list(group)
+        if kind == "\n":
+            yield [(BREAK, token) for _, token in word]
+            yield word[-1:]
+        elif kind == DOT:
+            yield from ([dot] for dot in word)
+        else:
+            yield word

@@ -1,0 +1,106 @@
+"""Toy networks and systems that the tests share.
+
+Shapes: B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esolm import systems as system
+from esolm.core.randomness import Randomness
+from esolm.net.denoiser import Denoiser, DenoiserConfig
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "ar": {"ar": {}},
+    "bd3lm": {"bd3lm-4": {"block_size": 4}, "bd3lm-1": {"block_size": 1}, "bd3lm-8": {"block_size": 8}},
+    "esolm": {
+        "esolm-B-0.5": {"alpha_0": 0.5},
+        "esolm-B-0": {"alpha_0": 0.0},
+        "esolm-B-1": {"alpha_0": 1.0},
+        "esolm-A-0.5": {"alpha_0": 0.5, "variant": "A"},
+        "esolm-A-1": {"alpha_0": 1.0, "variant": "A"},
+        "esolm-any-0.5": {"alpha_0": 0.5, "loss": "any_order"},
+        "esolm-any-1": {"alpha_0": 1.0, "loss": "any_order"},
+    },
+}
+"""Options worth a test of their own; a system that is not named here is tested as it comes."""
+
+LENGTH = 8
+
+
+def variants() -> list[tuple[str, str, dict[str, Any]]]:
+    """(a label, the system's name, its options) of every system in the package."""
+    found = []
+    for name in system.names():
+        for label, options in VARIANTS.get(name, {name: {}}).items():
+            found.append((label, name, options))
+    return found
+
+
+def make(name: str, mask_id: int, **options: Any) -> Any:
+    return system.find(name)(mask_id=mask_id, **options)
+
+
+def randomised(net: Denoiser, seed: int = 0) -> Denoiser:
+    """Every parameter random and of visible size: nothing holds because something is zero, and context matters."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            fan_in = p.shape[-1] if p.dim() > 1 and name != "embed.weight" else 1
+            scale = next((scale for part, scale in SCALES.items() if part in name), 1.0)
+            p.copy_(1 + 0.3 * noise if "norm" in name else scale * noise / fan_in**0.5)
+    return net.eval()
+
+
+SCALES = {"attn_qkv": 1.5, "attn_out": 3.0, "modulation": 0.7, "bias": 0.3}
+"""Strong attention and weak biases."""
+
+
+def network(
+    vocab_size: int = 7,
+    length: int = LENGTH,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    **sizes: Any,
+) -> Denoiser:
+    """A network with random parameters; the mask is the last id of its vocabulary."""
+    sizes = {"layers": 2, "width": 16, "heads": 2, "cond_width": 4, "dropout": 0.0, "mlp_ratio": 2, **sizes}
+    return randomised(Denoiser(DenoiserConfig(vocab_size, length, **sizes)).to(dtype), seed)
+
+
+def text(batch: int, length: int = LENGTH, vocab_size: int = 7, seed: int = 0) -> Tensor:
+    """Random tokens, never the mask: [B, L]."""
+    return torch.randint(vocab_size - 1, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def permutations(batch: int, length: int, seed: int = 0) -> Tensor:
+    """Random orders [B, L]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(length, generator=generator) for _ in range(batch)])
+
+
+def padding(batch: int, length: int, seed: int = 0) -> Tensor:
+    """Which tokens are valid, of every length from one on, padded on the right: bool [B, L]."""
+    ends = torch.randint(1, length + 1, (batch,), generator=torch.Generator().manual_seed(seed))
+    ends[0] = length
+    return torch.arange(length) < ends[:, None]
+
+
+def values(found: Any, net: Denoiser, x: Tensor, rng: Randomness, train: bool, **kept: Tensor) -> dict[str, Tensor]:
+    """The nats of every term by name; kept: valid and given, where there are any."""
+    terms = found.terms(net, x, kept.get("valid"), kept.get("given"), rng, train)
+    return {term.name: term.nats for term in terms}
+
+
+def weights(found: Any, net: Denoiser, x: Tensor, rng: Randomness, train: bool, **kept: Tensor) -> dict[str, Tensor]:
+    """The weight of every token in every term, zero where it is not scored: a network that knows nothing gives
+    log(V - 1) nats to each token."""
+    blank = Denoiser(dataclasses.replace(net.config)).to(net.embed.weight.dtype)  # its head is zero
+    size = torch.tensor(net.config.vocab_size - 1.0, dtype=torch.float64)
+    return {name: nats.detach() / size.log() for name, nats in values(found, blank, x, rng, train, **kept).items()}
