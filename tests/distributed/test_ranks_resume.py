@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import esolm
-from distributed.test_ranks_equal import assert_close, command
 from esolm import cli
 from esolm.cli.info import describe
 from esolm.storage import checkpoint
 from support import crew, tiny
+from support.ranks import assert_close, command
 
 HERE = Path(crew.__file__)
 HALF = 3

@@ -24,8 +24,9 @@ from esolm.core.randomness import Randomness, uniform
 from esolm.net.conditionals import order_nats
 from esolm.sampling import loops as sampling
 from esolm.sampling.request import Request
-from property.test_sampling_naive import ALARM, Naive, Plan, Tokens, chance, every_plan, mixture, plan_of, run
 from support import paper, toy
+from support.chance import ALARM, chance, given_the_plans, numbered, rows
+from support.naive import Naive, Plan, Tokens, every_plan, mixture, run
 
 N, L, V = 20000, 3, 4
 MASK = V - 1
@@ -63,54 +64,10 @@ def draws(kind: str, request: Request, rng: Randomness = RNG) -> tuple[Tensor, S
     return tokens, schedule
 
 
-def code(columns: Tensor) -> Tensor:
-    """Rows of small numbers as one number each: [B, n] -> [B]."""
-    return (columns << (3 * torch.arange(columns.shape[1]))).sum(1)
-
-
-def rows(tokens: Tensor) -> Counter[Tokens]:
-    """How often each sequence was drawn."""
-    unique, counts = code(tokens).unique(return_counts=True)
-    every = (unique[:, None] >> (3 * torch.arange(tokens.shape[1]))) & 7
-    return Counter(dict(zip(map(tuple, every.tolist()), counts.tolist())))
-
-
-def numbered(schedule: Schedule) -> tuple[list[Plan], Tensor]:
-    """The different plans, and which of them each row has, int [B]."""
-    columns = [schedule.sigma, schedule.sizes, schedule.given[:, None], schedule.diffusion[:, None]]
-    unique, number = code(torch.cat(columns, 1)).unique(return_inverse=True)
-    first = torch.full((len(unique),), len(number)).scatter_reduce(0, number, torch.arange(len(number)), "amin")
-    return [plan_of(schedule, row) for row in first.tolist()], number
-
-
 def plans(schedule: Schedule) -> Counter[Plan]:
     """How often each plan was drawn."""
     found, number = numbered(schedule)
     return Counter(dict(zip(found, number.bincount().tolist())))
-
-
-def given_the_plans(tokens: Tensor, schedule: Schedule, naive: Naive, known: dict[int, int]) -> float:
-    """The p-value of the tokens given the schedule of each row: chi-squares of all plans added up."""
-    statistic, degrees = 0.0, 0
-    found, number = numbered(schedule)
-    for n, plan in enumerate(found):
-        counts = rows(tokens[number == n])
-        total, pooled, cells = sum(counts.values()), [0.0, 0.0], []
-        expected = naive.joint(plan, known)
-        assert set(counts) <= set(expected)
-        for x, p in expected.items():
-            if p * total >= 5:
-                cells.append((counts[x], p * total))
-            else:
-                pooled = [pooled[0] + counts[x], pooled[1] + p * total]
-        if pooled[1] >= 5:
-            cells.append((pooled[0], pooled[1]))
-        if len(cells) > 1:
-            statistic += sum((seen - e) ** 2 / e for seen, e in cells)
-            degrees += len(cells) - 1
-    assert degrees > 10
-    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
-    return torch.special.gammaincc(half[0], half[1]).item()
 
 
 def likelihood(sigma: Tokens, num_clean: int | None = None) -> dict[Tokens, float]:

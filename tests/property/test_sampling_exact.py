@@ -8,7 +8,7 @@ Shapes: B batch, L length, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esolm.core.draw import Draw
 from esolm.core.randomness import Randomness
 from esolm.sampling.request import Request
-from property.test_sampling_naive import Naive, plan_of, run
 from support import toy
+from support.naive import Naive, Recording, plan_of, run
 
 V = 6
 MASK = V - 1
@@ -38,17 +37,6 @@ SYSTEMS: dict[str, Any] = {
     "bd3lm4": toy.make("bd3lm", MASK, block_size=4),
 }
 """By the kind of the naive sampler."""
-
-
-@dataclass(frozen=True)
-class Recording(Draw):
-    """Draws as asked, and keeps the logits of every step."""
-
-    seen: list[Tensor] = field(default_factory=list)
-
-    def __call__(self, logits: Tensor, uniform: Any, mask_id: int) -> Tensor:
-        self.seen.append(logits.clone())
-        return super().__call__(logits, uniform, mask_id)
 
 
 def request_of(rows: list[list[bool]], block: int = 1, seed: int = 0, **options: Any) -> Request:

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from esolm.core.randomness import Randomness
 from esolm.sampling.request import Request
-from property.test_sampling_exact import Recording
-from property.test_sampling_naive import run
 from support import toy
+from support.naive import Recording, run
 
 ROWS = LENGTH = 64
 V = 258

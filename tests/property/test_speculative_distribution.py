@@ -22,9 +22,9 @@ from esolm.core.randomness import Randomness
 from esolm.sampling import loops as sampling
 from esolm.sampling import speculative
 from esolm.sampling.request import Request
-from property.test_sampling_distribution import given_the_plans, rows
-from property.test_sampling_naive import ALARM, Naive, Plan, Tokens, chance, plan_of, run
 from support import toy
+from support.chance import ALARM, chance, given_the_plans, rows
+from support.naive import Naive, Plan, Tokens, plan_of, run
 
 N, L, V = 20000, 5, 4
 MASK = V - 1

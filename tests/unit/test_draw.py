@@ -23,7 +23,7 @@ from torch import Tensor
 from esolm.core.draw import ATTEMPTS, BLOCK, Draw, inverse_cdf
 from esolm.core.randomness import Randomness, fold, uniform
 from esolm.sampling.loops import Chooser
-from property.test_sampling_naive import ALARM, chance
+from support.chance import ALARM, chance
 
 SIZES = [2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 600, 4 * BLOCK]
 

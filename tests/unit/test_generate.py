@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 import torch
 
 from esolm import cli, load
-from esolm.cli import generate
-from esolm.data.tokenizer import tokenizer
-from esolm.net.denoiser import Denoiser, DenoiserConfig
-from esolm.storage import checkpoint
-from esolm.systems import find
+from esolm.cli import sample
+from support.runs import make_run
 
 LENGTH = 24
 
 
-def make_run(folder: Path, system: str, **options) -> Path:
-    """A run folder as `load` needs it."""
-    folder.mkdir()
-    text = tokenizer("bytes")
-    text.save(folder)
-    torch.manual_seed(0)
-    net = Denoiser(DenoiserConfig(text.vocab_size, LENGTH, layers=1, width=16, heads=2, cond_width=8))
-    torch.nn.init.normal_(net.head.weight)
-    fields = dataclasses.asdict(find(system)(mask_id=text.mask_id, **options))
-    identity = {"net": dataclasses.asdict(net.config), "system": {"name": system, **fields}}
-    state = {"identity": identity, "metric": 1.0}
-    checkpoint.save(folder / "checkpoints", 1, {"model": net.state_dict(), "ema": net.state_dict()}, state, keep=1)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> str:
-    return str(make_run(tmp_path_factory.mktemp("generate") / "run", "esolm", alpha_0=0.5))
+    return str(make_run(tmp_path_factory.mktemp("generate") / "run", "esolm", length=LENGTH, alpha_0=0.5))
 
 
 @pytest.fixture(scope="module")
 def ar(tmp_path_factory) -> str:
-    return str(make_run(tmp_path_factory.mktemp("generate") / "ar", "ar"))
+    return str(make_run(tmp_path_factory.mktemp("generate") / "ar", "ar", length=LENGTH))
 
 
 def failing(capsys, *argv: str) -> str:
@@ -183,7 +163,7 @@ def test_what_a_system_cannot_do(run, ar, capsys, tmp_path):
 
 
 def test_long_work_has_a_bar_on_a_terminal(run, monkeypatch, capsys):
-    monkeypatch.setattr(generate, "_PATIENCE", -1.0)
+    monkeypatch.setattr(sample, "_PATIENCE", -1.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert cli.main(["sample", run, "--num_samples=2", "--batch_size=1", "--json"]) == 0
     out, err = capsys.readouterr()

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from esolm import cli, load
-from unit.test_score import TEXT, L, make_run
+from support.runs import make_run
 
 pytest.importorskip("lm_eval", reason="needs the lm-evaluation-harness: pip install 'esolm[eval]'")
 from lm_eval import simple_evaluate
@@ -20,6 +20,7 @@ from lm_eval.utils import make_table
 
 from esolm.interop.harness import EsoLM, cut
 
+L, TEXT = 8, "To be, or not to be, that is the question. " * 2
 TASKS: dict[str, dict[str, Any]] = {
     "choice": {
         "output_type": "multiple_choice", "doc_to_text": "{{context}}", "doc_to_choice": "{{choices}}",

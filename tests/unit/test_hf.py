@@ -21,7 +21,7 @@ from esolm.core.visibility import block
 from esolm.data import tokenizer
 from esolm.model import LanguageModel
 from support import toy
-from unit.test_score import make_run
+from support.runs import make_run
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'esolm[hf]'")
 from esolm.interop import hf  # noqa: E402

@@ -22,8 +22,9 @@ from torch import Tensor
 from esolm.core import order
 from esolm.core.order import Schedule
 from esolm.core.randomness import Randomness
-from property.test_sampling_naive import ALARM, chance, plan_of
 from support import toy
+from support.chance import ALARM, chance
+from support.naive import plan_of
 
 
 def free(batch: int, length: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from esolm import cli
 from esolm.metrics import overlap
-from unit.test_score import make_run
+from support.runs import make_run
 
 PAIRS = [
     ("the cat sat on the mat", "the cat was on the mat"),

@@ -14,11 +14,9 @@ from safetensors.torch import load_file
 
 from esolm import cli
 from esolm.cli import score
-from esolm.data import tokenizer
 from esolm.likelihood import scoring as evaluate
 from esolm.model import load
-from esolm.storage import checkpoint
-from support import toy
+from support.runs import make_run
 
 L, TEXT = 8, "To be, or not to be, that is the question. " * 2
 KEYS = {
@@ -26,18 +24,6 @@ KEYS = {
     "kind", "num_orders", "terms", "curve", "moved", "seconds",
 }  # fmt: skip
 ORDERS = ["--estimator=iw", "--num_orders=12", "--batch_size=4"]
-
-
-def make_run(folder: Path, name: str = "esolm", seed: int = 0, **options: Any) -> Path:
-    """A run as `esolm train` leaves it, of random weights."""
-    text = tokenizer("bytes")
-    net = toy.network(text.vocab_size, L, torch.float32, seed, layers=1)
-    system = toy.make(name, text.mask_id, **options)
-    identity = {"net": dataclasses.asdict(net.config), "system": {"name": name, **dataclasses.asdict(system)}}
-    tensors = {"model": net.state_dict(), "ema": net.state_dict()}
-    checkpoint.save(folder / "checkpoints", 1, tensors, {"identity": identity, "metric": None}, 1)
-    text.save(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from esolm.sampling import speculative
 from esolm.sampling.loops import Chooser
 from esolm.sampling.request import Drafts, Request, Step
 from esolm.sampling.speculative import accept, adapt, labels, residual
-from property.test_sampling_naive import Plan, plan_of, run
 from support import paper, toy
-from unit.test_generate import make_run
-from unit.test_sampling import ask, count
+from support.counting import ask, count
+from support.naive import Plan, plan_of, run
+from support.runs import make_run
 
 V = 7
 MASK = V - 1
@@ -270,7 +270,7 @@ def test_a_window_of_nothing_is_refused() -> None:
 
 
 def test_the_model_and_the_command_line_report_it(tmp_path: Any, capsys: Any) -> None:
-    folder = make_run(tmp_path / "run", "esolm", alpha_0=0.5)
+    folder = make_run(tmp_path / "run", "esolm", length=24, alpha_0=0.5)
     lm = load(folder)
     options = {"prompt": "ab", "sampler": "speculative", "window": 4, "seed": 3}
     made = lm.sample(5, batch_size=2, **options)
@@ -298,7 +298,7 @@ def test_the_model_and_the_command_line_report_it(tmp_path: Any, capsys: Any) ->
 
 
 def test_the_benchmark_runs(tmp_path: Any, capsys: Any) -> None:
-    folder = make_run(tmp_path / "run", "esolm", alpha_0=0.5)
+    folder = make_run(tmp_path / "run", "esolm", length=24, alpha_0=0.5)
     words = ["--run", str(folder), "--windows=[1,3]", "--alpha_0=[1,0]", "--rounds=2", "--lengths=[8]", "--batch=2"]
     assert cli.main(["bench", "speculative", *words, f"--json={tmp_path / 'found.json'}"]) == 0
     assert "alpha_0 = 0, 8 tokens" in capsys.readouterr().out
