@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, beside the usual ways: softmax and multinomial, and a sort for the nucleus.
+"""Drawing tokens from logits, against the usual implementations: softmax and multinomial, and a sort for top-p.
 
 Shapes: R rows, V vocabulary.
 """
@@ -22,11 +22,11 @@ from .timing import interleaved, ratio, summary
 TWIN = {"draw": "softmax + multinomial", "top-p": "top-p by a sort"}
 
 CALLS = 16
-"""Rows drawn between two looks at the clock, at least."""
+"""Minimum number of rows drawn per timed measurement."""
 
 
 def cases(logits: Tensor, top_p: float) -> dict[str, Callable[[int], Tensor]]:
-    """Ours, with their own random numbers, and the twins."""
+    """Our draws, including their random numbers, and the reference implementations."""
     rows, mask_id = len(logits), logits.shape[1] - 1
     position = torch.arange(rows)
 
@@ -50,16 +50,16 @@ def run(
     rounds: int = 15,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Draws from logits beside softmax + multinomial, and with top-p beside a full sort.
+    """Time draws from logits against softmax + multinomial, and top-p against a full sort.
 
     Args:
-        rows: tokens drawn at once; 1, 16 and 64 by default.
-        vocab_size: entries of the vocabulary, the mask included.
-        top_p: mass of the nucleus.
-        spread: standard deviation of the logits, which are normal.
-        dtype: of the logits, float32 or bfloat16.
-        rounds: how often each case is timed.
-        threads: threads to use; PyTorch's choice by default.
+        rows: numbers of tokens drawn at once; 1, 16 and 64 by default.
+        vocab_size: vocabulary size, including the mask token.
+        top_p: probability mass of the nucleus.
+        spread: standard deviation of the normally distributed logits.
+        dtype: data type of the logits, float32 or bfloat16.
+        rounds: number of timed rounds.
+        threads: number of threads; PyTorch's default if not given.
     """
     settle()
     keep_memory()

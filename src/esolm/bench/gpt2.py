@@ -1,4 +1,4 @@
-"""Is our baseline as good as the field's? The same data, order, size and tokens through transformers' GPT-2."""
+"""Our `ar` baseline against transformers' GPT-2 with the same data, data order, size and number of tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Loss = Callable[[Tensor], Tensor]
 
 
 def ours(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss]:
-    """The plain AR transformer and its mean nats per token."""
+    """Return our AR transformer and its loss in nats per token."""
     torch.manual_seed(0)
     sizes = (manifest.vocab_size, manifest.length, layers, width, width // 64)
     net = Denoiser(DenoiserConfig(*sizes, adaln=False, dropout=0.0, init="gpt2"))
@@ -31,7 +31,7 @@ def ours(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss]:
 
 
 def theirs(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss]:
-    """GPT-2 of the same layers, width and heads, untied embeddings, the mask id before the first token."""
+    """Return GPT-2 with the same layers, width and heads, untied embeddings, and the mask id as first input token."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError as error:
@@ -62,16 +62,16 @@ def run(
     lr: float = 1e-3,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Train our ar and a GPT-2 side by side and compare their validation perplexity.
+    """Train our ar and a GPT-2 on the same batches and compare their validation perplexity.
 
     Args:
-        data: a folder made by `esolm prepare`.
-        steps: training steps.
-        batch_size: sequences in a batch.
-        layers: blocks of both networks.
+        data: folder written by `esolm prepare`.
+        steps: number of training steps.
+        batch_size: sequences per batch.
+        layers: number of blocks of both networks.
         width: width of both networks, a multiple of 64.
-        lr: learning rate after a warm-up of a tenth of the steps, with a cosine to zero.
-        seed: decides the order of the data.
+        lr: peak learning rate: warm-up over a tenth of the steps, then a cosine to zero.
+        seed: seed of the data order.
     """
     settle()
     manifest = Manifest.load(data)
@@ -97,5 +97,5 @@ def run(
     rows = [(name, r["perplexity"], f"{r['parameters']:,}") for name, r in result.items()]
     title = f"{steps} steps of {batch_size} x {manifest.length} tokens of {manifest.corpus}"
     table(title, ("model", "perplexity", "parameters"), rows)
-    print(f"perplexity of ours over theirs: {ratio:.4f}")
+    print(f"perplexity ratio, ours to GPT-2's: {ratio:.4f}")
     return {"machine": facts(), "models": result, "ratio": ratio}

@@ -1,7 +1,7 @@
-"""One cached step: a clean token and a mask go in, the logits of the mask come out.
+"""One cached step: the input is a clean token and a mask, the output the logits of the mask.
 
-The model of its time: every weight and every cached key and value is read once; or, with many rows, the products take
-longer than that. Both limits are measured in the same rounds as the steps.
+The predicted time is that of reading every weight and every cached key and value once or, with many rows, that of the
+matrix products if they take longer. Both limits are measured in the same rounds as the steps.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .naive import Naive
 from .report import facts, table
 from .timing import interleaved, ratio, summary
 
-NAIVE, TRAINED, READ = "the authors' way, float32", "as trained, float32", "read"
+NAIVE, TRAINED, READ = "authors' implementation, float32", "as trained, float32", "read"
 READ_BYTES = 2**29
-"""More than any cache holds."""
+"""Larger than any CPU cache."""
 BYTES = {"float32": 4, "bf16": 2, "int8": 1}
 CACHE_BYTES = {"float32": 4, "bf16": 2, "int8": 2}
 Step = Callable[[int], object]
 
 
 def network(layers: int, width: int, vocab_size: int, length: int = 1024) -> Denoiser:
-    """A network with random weights."""
+    """Return a network with random weights."""
     torch.manual_seed(0)
     net = Denoiser(DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)).eval()
     for parameter in net.parameters():
@@ -41,7 +41,7 @@ def network(layers: int, width: int, vocab_size: int, length: int = 1024) -> Den
 
 
 def cached_step(net: Any, context: int, clean: int, masks: int, batch: int = 1) -> Step:
-    """A pass over a cache of random keys and values that stays as it is; the logits of the last `masks` slots."""
+    """Return a pass over a fixed cache of random keys and values that gives the logits of the last `masks` slots."""
     cache = net.new_cache(batch, context + clean + masks)
     for t in (*cache.keys, *cache.values):
         t.normal_()
@@ -55,8 +55,11 @@ def cached_step(net: Any, context: int, clean: int, masks: int, batch: int = 1) 
 
 
 def frozen_step(net: Denoiser, context: int, clean: int, dtype: torch.dtype) -> Step:
-    """The step of the network as trained through torch.compile, its weights constants: the compiler itself folds AdaLN,
-    packs weights and fuses the rest. Raises ValueError where that fails, as without a C++ compiler."""
+    """Return the step of the unfolded network through torch.compile with frozen weights.
+
+    The compiler then folds AdaLN, packs weights and fuses operations by itself. Raises ValueError if compilation fails,
+    for example without a C++ compiler.
+    """
     low = copy.deepcopy(net).to(dtype)
     step = cached_step(
         torch.compile(low, dynamic=False, options={"freezing": True, "max_autotune": True}), context, clean, 1
@@ -65,12 +68,12 @@ def frozen_step(net: Denoiser, context: int, clean: int, dtype: torch.dtype) -> 
         step(0)
     except RuntimeError as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"the step cannot be compiled here: {reason}. Leave --compiled out") from error
+        raise ValueError(f"the step could not be compiled: {reason}. Omit --compiled") from error
     return step
 
 
 def gpt2_step(layers: int, width: int, vocab_size: int, context: int, dtype: torch.dtype) -> Step | None:
-    """One token through transformers' GPT-2 of the same size behind a cache, as `generate` does; none without it."""
+    """Return a cached one-token step of transformers' GPT-2 of the same size, or None without transformers."""
     try:
         from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
     except ImportError:
@@ -95,14 +98,14 @@ def gpt2_step(layers: int, width: int, vocab_size: int, context: int, dtype: tor
 
 
 def read_step() -> Step:
-    """Reading READ_BYTES."""
+    """Return a function that reads READ_BYTES from memory."""
     buffer = torch.ones(READ_BYTES // 4)
     return lambda i: buffer.sum()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Gradients off, and freed memory kept."""
+    """Disable gradients and keep freed memory in the process."""
     machine.settle()
     machine.keep_memory()
     with torch.inference_mode():
@@ -110,7 +113,7 @@ def quiet() -> Iterator[None]:
 
 
 def bytes_read(config: DenoiserConfig, precision: str, context: int, batch: int = 1) -> tuple[int, int]:
-    """What a step cannot avoid to read: the weights of the linears, and the keys and values."""
+    """Return the bytes that every step reads: linear weights, and cached keys and values."""
     weights = config.layers * config.width**2 * (4 + 2 * config.mlp_ratio) + config.vocab_size * config.width
     cached = 2 * config.layers * config.width * context * batch
     return weights * BYTES[precision], cached * CACHE_BYTES[precision]
@@ -119,7 +122,7 @@ def bytes_read(config: DenoiserConfig, precision: str, context: int, batch: int 
 def predicted(
     config: DenoiserConfig, precision: str, context: int, rows: int, masks: int, speed: float, gflops: dict[str, float]
 ) -> float:
-    """Seconds: reading the weights or multiplying by them, whichever is longer, and reading the cache."""
+    """Predict the seconds: the longer of reading the weights and multiplying by them, plus reading the cache."""
     weights, cached = bytes_read(config, precision, context)
     blocks = config.layers * config.width**2 * (4 + 2 * config.mlp_ratio)
     flops = 2 * (rows * blocks + masks * config.vocab_size * config.width)
@@ -140,20 +143,20 @@ def run(
     threads: int | None = None,
     plot: str | None = None,
 ) -> dict[str, Any]:
-    """One cached step beside its slow twins and the bandwidth of the machine.
+    """Time one cached step against slower implementations and against the memory bandwidth.
 
     Args:
-        contexts: lengths of the cache for the first curve; 512, 1024, 2048, 4096 and 8192 by default.
-        parallelism: masks fed at once, with as many clean tokens, for the second; 1, 2, 4 … 64 by default.
-        precisions: of the weights; float32, bf16 and int8 by default.
-        layers: blocks of the network.
+        contexts: cache lengths of the first curve; 512, 1024, 2048, 4096 and 8192 by default.
+        parallelism: masks per step, with as many clean tokens, of the second curve; 1, 2, 4 … 64 by default.
+        precisions: weight precisions; float32, bf16 and int8 by default.
+        layers: number of blocks.
         width: width of the network, a multiple of 64.
-        vocab_size: entries of the vocabulary, the mask included.
-        context: length of the cache in the table and in the second curve.
-        rounds: how often each case is timed.
-        compiled: also the step through torch.compile with frozen weights, which takes minutes to compile.
-        threads: threads to use; PyTorch's choice by default.
-        plot: file to draw the two curves in (needs esolm[plot]).
+        vocab_size: vocabulary size, including the mask token.
+        context: cache length of the table and of the second curve.
+        rounds: number of timed rounds.
+        compiled: also time the step through torch.compile with frozen weights (minutes to compile).
+        threads: number of threads; PyTorch's default if not given.
+        plot: file for a plot of the two curves (needs esolm[plot]).
     """
     if threads:
         torch.set_num_threads(threads)
@@ -185,7 +188,7 @@ def run(
 def single(
     net: Denoiser, nets: dict[str, Any], context: int, rounds: int, read: Step, compiled: bool
 ) -> dict[str, Any]:
-    """The table: each precision for Eso-LM and AR, the twins, and GPT-2."""
+    """Time each precision for Eso-LM and AR, the slower implementations, and GPT-2."""
     c = net.config
     cases: dict[str, Step] = {READ: read, NAIVE: cached_step(Naive(net), context, 1, 1)}
     cases[TRAINED] = cached_step(net, context, 1, 1)
@@ -222,7 +225,7 @@ def single(
 def curve(
     nets: dict[str, Any], points: list[tuple[int, int]], rounds: int, gflops: dict[str, float], read: Step
 ) -> list[dict[str, Any]]:
-    """Each precision at each (context, masks), with the prediction of the same rounds."""
+    """Time each precision at each (context, masks), with the prediction from the same rounds."""
     found = []
     for context, masks in points:
         cases = {name: cached_step(net, context, masks, masks) for name, net in nets.items()}
@@ -247,7 +250,7 @@ def curve(
 
 
 def show(result: dict[str, Any]) -> None:
-    """The three tables."""
+    """Print the three tables."""
     steps = result["steps"]
     title = f"one cached step, context {result['context']}; {steps['read_gb_per_s']:g} GB/s read in the same rounds"
     rows = [
@@ -267,7 +270,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def figure(path: str, result: dict[str, Any]) -> None:
-    """Both curves, measured and predicted."""
+    """Plot both curves, measured and predicted."""
     try:
         import matplotlib
 

@@ -1,4 +1,4 @@
-"""The likelihood of an order in one pass, beside a plain forward pass and beside one pass for each token.
+"""The likelihood of an order in one pass, against a plain forward pass and against one pass per token.
 
 Shapes: B batch, L length.
 """
@@ -19,11 +19,11 @@ from ..runtime.machine import autocast, pick_precision
 from .report import facts, table
 from .timing import interleaved, ratio, summary
 
-ORDER, PLAIN, PASSES = "one pass for an order", "plain forward", "a pass for each token"
+ORDER, PLAIN, PASSES = "one pass per order", "plain forward", "one pass per token"
 
 
 def cases(net: Denoiser, x: Tensor, mask_id: int, passes: int, precision: str) -> dict[str, Callable[[int], Tensor]]:
-    """The nats of x [B, L] under a new order each round, those of its next tokens, and so many of the L passes."""
+    """Score x [B, L] under a new order each round, its next tokens, and `passes` of the L separate passes."""
     batch, length = x.shape
     everything = torch.ones_like(x, dtype=torch.bool)
     position = torch.arange(length)[None]
@@ -56,7 +56,7 @@ def cases(net: Denoiser, x: Tensor, mask_id: int, passes: int, precision: str) -
 def measure(
     length: int, vocab_size: int, batch: int, layers: int, width: int, rounds: int, passes: int, precision: str
 ) -> dict[str, Any]:
-    """One size: seconds and ratios."""
+    """Measure seconds and ratios for one size."""
     torch.manual_seed(0)
     net = Denoiser(DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)).eval()
     for parameter in net.parameters():
@@ -65,7 +65,7 @@ def measure(
     passes = min(passes, length)
     seconds = interleaved(cases(net, x, vocab_size - 1, passes, precision), rounds)
     cost = ratio(seconds[ORDER], seconds[PLAIN])
-    # One order of one sequence by L passes, all of the same size, against one of the batch.
+    # One order of one sequence by L passes of equal size, against one order of one sequence of the batch.
     gain = ratio([s * length / passes for s in seconds[PASSES]], [s / batch for s in seconds[ORDER]])
     return {
         "length": length,
@@ -92,20 +92,20 @@ def run(
     precision: str = "float32",
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """One pass for all conditionals of an order: its cost in plain forward passes, and its gain over L passes.
+    """Time one pass for all conditionals of an order: its cost in plain forward passes and its gain over L passes.
 
-    Logits and nats of every position count on both sides; a mask query for each token makes the ideal cost 2.
+    Both sides compute logits and nats of every position. With one mask query per token the ideal cost is 2.
 
     Args:
-        lengths: tokens in a sequence; 256 and 1024 by default.
-        vocab_size: entries of the vocabulary, the mask included.
-        tokens: tokens in a batch.
-        layers: blocks of the network.
+        lengths: sequence lengths; 256 and 1024 by default.
+        vocab_size: vocabulary size, including the mask token.
+        tokens: tokens per batch.
+        layers: number of blocks.
         width: width of the network, a multiple of 64.
-        rounds: how often each case is timed.
-        passes: how many of the L separate passes, which are all alike, are timed.
+        rounds: number of timed rounds.
+        passes: number of the L equal separate passes to time.
         precision: auto, float32 or bf16.
-        threads: threads to use; PyTorch's choice by default.
+        threads: number of threads; PyTorch's default if not given.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -120,5 +120,5 @@ def run(
          r["faster_than_passes"], r["orders_per_second"], r["orders_per_second_by_passes"])
         for r in found
     ]  # fmt: skip
-    table(f"an order's likelihood, V = {vocab_size}, {layers} x {width}, {precision}", columns, rows)
+    table(f"likelihood of an order, V = {vocab_size}, {layers} x {width}, {precision}", columns, rows)
     return {"machine": facts(), "precision": precision, "cases": found}

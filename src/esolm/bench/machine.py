@@ -1,4 +1,4 @@
-"""The limits: how fast this machine multiplies and reads."""
+"""The limits of this machine: speed of matrix products and of memory reads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .report import facts, table
 
 
 def gemm(dtype: torch.dtype, size: int = 1024, rounds: int = 5) -> float:
-    """Best GFLOP/s of a square product."""
+    """Return the best GFLOP/s of a square matrix product."""
     a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     return 2 * size**3 / _best(lambda: F.linear(a, b), rounds) / 1e9
 
 
 def read_bandwidth(megabytes: int = 512, rounds: int = 5) -> float:
-    """Best GB/s of summing a buffer much larger than the caches."""
+    """Return the best GB/s of summing a buffer much larger than the CPU caches."""
     buffer = torch.ones(megabytes * 2**20 // 4)
     return buffer.numel() * 4 / _best(lambda: buffer.sum(), rounds) / 1e9
 
@@ -34,7 +34,7 @@ def _best(call: Any, rounds: int) -> float:
 
 
 def limits() -> dict[str, float]:
-    """GFLOP/s and GB/s with the threads in use."""
+    """Return GFLOP/s and GB/s with the current number of threads."""
     return {
         "gemm_float32_gflops": round(gemm(torch.float32), 1),
         "gemm_bf16_gflops": round(gemm(torch.bfloat16), 1),
@@ -43,10 +43,10 @@ def limits() -> dict[str, float]:
 
 
 def run(threads: int | None = None) -> dict[str, Any]:
-    """Matrix products and memory reads.
+    """Measure matrix products and memory reads.
 
     Args:
-        threads: threads to use; PyTorch's choice by default.
+        threads: number of threads; PyTorch's default if not given.
     """
     if threads:
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Slow twins: the same results, computed as the authors' published code computes them."""
+"""Slow reference implementations: the same results, computed as in the authors' published code."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from ..net.denoiser import Block, Denoiser, Rows, rotary_table
 
 
 class Naive:
-    """A cached pass, operation by operation as `forward_sample` of the authors' repository does it: AdaLN in every
-    step, norms apart from their weights, a mask in every layer, scores, softmax and values one after the other, logits
-    of all slots, and the cache as [B, L, H, D]. As there, rotary tables are made once for a sample."""
+    """A cached pass with the operations of `forward_sample` in the authors' repository.
+
+    AdaLN runs in every step, norms are separate from their weights, every layer builds a mask, attention is unfused,
+    logits are computed for all slots, and the cache is [B, L, H, D]. Rotary tables are computed once per sample.
+    """
 
     def __init__(self, net: Denoiser) -> None:
         self.net, self.config, self.embed = net, net.config, net.embed
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """A cache whose slots hold all heads side by side."""
+        """Return a cache whose memory layout is [B, L, H, D]."""
         cache = self.net.new_cache(batch, capacity)
         for buffers in (cache.keys, cache.values):
             buffers[:] = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in buffers]
@@ -35,9 +37,9 @@ class Naive:
     ) -> Tensor:
         h = self.embed(tokens)
         cond = self.net.condition(torch.zeros(len(tokens)))
-        assert cond is not None, "the twin is of a network with AdaLN"
+        assert cond is not None, "the network must have AdaLN"
         rotary = self.cos[position], self.sin[position]  # [B, N, D/2]
-        cache.place(visibility)  # the cache's own count of slots, which the caller commits
+        cache.place(visibility)  # counts the new slots, which the caller commits
         for i, block in enumerate(self.net.blocks):
             h = self.block(cast(Block, block), h, cond, rotary, cache, i)
         shift, scale = self.net.modulation(cond).chunk(2, -1)
@@ -61,12 +63,12 @@ class Naive:
 
 
 def norm(h: Tensor, layer: nn.LayerNorm) -> Tensor:
-    """The layer norm, and then its weight."""
+    """Layer norm, then multiplication by its weight."""
     return F.layer_norm(h, layer.normalized_shape, eps=layer.eps) * layer.weight
 
 
 def rotate(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The rotary embedding of [B, N, H, D] by tables [B, N, D/2], which every layer repeats for both halves."""
+    """Rotary embedding of [B, N, H, D] with tables [B, N, D/2], repeated for both halves in every layer."""
     cos, sin = (x.repeat(1, 1, 2)[:, :, None] for x in (cos, sin))
     a, b = t.chunk(2, -1)
     turned = t * cos + torch.cat([-b, a], -1) * sin
@@ -74,13 +76,13 @@ def rotate(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def multinomial(logits: Tensor, mask_id: int) -> Tensor:
-    """Tokens [R] from logits [R, V] by softmax and torch.multinomial."""
+    """Draw tokens [R] from logits [R, V] by softmax and torch.multinomial."""
     logits = logits.index_fill(-1, torch.tensor([mask_id]), float("-inf"))
     return torch.multinomial(logits.float().softmax(-1), 1)[:, 0]
 
 
 def sorted_nucleus(logits: Tensor, mask_id: int, top_p: float) -> Tensor:
-    """Tokens [R] of the nucleus by a sort of the vocabulary."""
+    """Draw tokens [R] from the nucleus by sorting the vocabulary."""
     logits = logits.index_fill(-1, torch.tensor([mask_id]), float("-inf"))
     p, token = logits.float().softmax(-1).sort(-1, descending=True)
     p = p.masked_fill(p.cumsum(-1) - p >= top_p, 0)

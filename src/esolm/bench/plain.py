@@ -1,7 +1,6 @@
-"""The training step's plain twin: a dense mask for every pattern, each input in a pass of its own, logits everywhere.
+"""Reference training step: a dense mask for every pattern, a separate pass for each input, logits of all rows.
 
-It feeds no row that ours does not feed, so that of Eso-LM it is kinder than the authors' step, which also feeds the
-clean tokens of z.
+It feeds the same rows as our step. The authors' step for Eso-LM also feeds the clean tokens of z and is slower still.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from ..runtime.machine import autocast, keep_memory, settle
 from ..systems import find
 
 
-class Plain(Denoiser):
-    """The same network, without any of the shortcuts."""
+class PlainDenoiser(Denoiser):
+    """The same network without the optimisations."""
 
     def forward(  # type: ignore[override]
         self, tokens: Tensor, position: Tensor, visibility: Visibility | Packed, *, out: Rows, score: Score, **rest: Any
     ) -> Tensor:
-        """The nats of the rows `out`."""
+        """Return the nats of the rows `out`."""
         if isinstance(visibility, Packed):
             shapes = [(part.batch, part.visibility.rank.shape[1]) for part in visibility.parts]
             sizes = [batch * slots for batch, slots in shapes]
@@ -45,7 +44,7 @@ class Plain(Denoiser):
         return nats if score.weight is None else nats * score.weight
 
     def everywhere(self, tokens: Tensor, position: Tensor, visibility: Visibility) -> Tensor:
-        """Logits of all slots, [B * N, V]."""
+        """Return the logits of all slots, [B * N, V]."""
         h, cond = self.embed(tokens), self.condition(None)
         rotary = rotary_table(position, self.config, h.dtype)
         visibility = replace(visibility, kind="labels")
@@ -55,7 +54,7 @@ class Plain(Denoiser):
 
 
 def peak(config: DenoiserConfig, name: str, options: dict[str, Any], batch: int, precision: str, plain: bool) -> float:
-    """Bytes that two training steps add to a new process at its highest, weights and AdamW's state included."""
+    """Return the peak memory in bytes that two training steps add to a new process, with weights and AdamW's state."""
     context = mp.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=_peak, args=(queue, config, name, options, batch, precision, plain))
@@ -73,7 +72,7 @@ def _peak(
     x = torch.randint(0, config.vocab_size - 1, (batch, config.length))
     system = find(name)(mask_id=config.vocab_size - 1, **options)
     before = _highest()
-    net = (Plain if plain else Denoiser)(config)
+    net = (PlainDenoiser if plain else Denoiser)(config)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-6, fused=True)
     for i in range(2):
         rng = Randomness(fold(1, i), 0, batch)
@@ -86,8 +85,8 @@ def _peak(
 
 
 def _highest() -> float:
-    """The most bytes that this process has had in memory so far."""
-    with contextlib.suppress(OSError):  # on Linux the usual number begins with the parent's
+    """Return the peak resident memory of this process in bytes."""
+    with contextlib.suppress(OSError):  # on Linux ru_maxrss starts at the parent's peak
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     unit = 1.0 if sys.platform == "darwin" else 1024.0

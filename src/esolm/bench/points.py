@@ -1,4 +1,4 @@
-"""Samples of trained models under several settings: passes and seconds of each, interleaved."""
+"""Passes and seconds of samples of trained models under several settings, timed in turn."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
 
 
 def parse(point: str) -> tuple[str, dict[str, Any]]:
-    """`RUN key=value …` -> the run and the options.
+    """Split `RUN key=value …` into the run and its options.
 
-    Raises ValueError for an option that is not in OPTIONS.
+    Raises ValueError for an option not in OPTIONS.
     """
     run, *words = point.split()
     options = {}
     for word in words:
         key, sign, value = word.partition("=")
         if not sign or key not in OPTIONS:
-            raise ValueError(f"{word!r} in the point {point!r}: write RUN key=value, with {', '.join(OPTIONS)}")
+            raise ValueError(
+                f"{word!r} in the point {point!r}: write RUN key=value, where key is one of {', '.join(OPTIONS)}"
+            )
         options[key] = OPTIONS[key](value)
     return run, options
 
@@ -40,14 +42,14 @@ def parse(point: str) -> tuple[str, dict[str, Any]]:
 def run(
     points: list[str], batch: int = 1, rounds: int = 5, which: str = "best", threads: int | None = None
 ) -> dict[str, Any]:
-    """Passes and seconds of a sample under several settings, every setting once a round.
+    """Measure passes and seconds of a sample under several settings, each setting once per round.
 
     Args:
         points: the settings, each as "RUN alpha_0=0.5 num_steps=32"; also sampler, parallelism, window and length.
-        batch: samples drawn together.
-        rounds: batches of each setting.
-        which: the best or the last checkpoint of a run.
-        threads: threads to use; PyTorch's choice by default.
+        batch: samples per batch.
+        rounds: timed batches of each setting.
+        which: checkpoint of each run, best or last.
+        threads: number of threads; PyTorch's default if not given.
     """
     if threads:
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""What low precision does to the distribution of a trained model: KL to float32 and perplexity, on real text.
+"""Effect of low precision on a trained model: KL divergence from float32 and perplexity, on real text.
 
 Shapes: L length, V vocabulary.
 """
@@ -23,7 +23,7 @@ from .report import facts, table
 
 
 def log_probabilities(net: Denoiser, x: Tensor, sigma: Tensor, mask_id: int) -> Tensor:
-    """log p of all tokens at each place of the order, given those before it, [L, V]; x [1, L]."""
+    """Return the log probabilities of each position of the order given those before it, [L, V]; x [1, L]."""
     length = x.shape[1]
     tokens = torch.cat([torch.full_like(x, mask_id), x.gather(1, sigma)], 1)
     out = Rows(slice(0, length))
@@ -33,7 +33,7 @@ def log_probabilities(net: Denoiser, x: Tensor, sigma: Tensor, mask_id: int) -> 
 
 
 def compare(exact: Tensor, low: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(exact || low) and the nats of the target by `low`, [L] each; log probabilities [L, V]."""
+    """Return KL(exact || low) and the nats of the target under `low`, [L] each; inputs are log probabilities [L, V]."""
     difference = torch.where(exact.isinf(), 0, exact - low)
     return (exact.exp() * difference).sum(-1), -low.gather(1, target[:, None])[:, 0]
 
@@ -41,21 +41,21 @@ def compare(exact: Tensor, low: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
 def run(
     run: str, data: str, sequences: int = 32, split: str = "valid", which: str = "best", threads: int | None = None
 ) -> dict[str, Any]:
-    """KL to float32 per token and perplexity of bf16 and int8, over random orders of real text.
+    """Measure the KL divergence from float32 and the perplexity of bf16 and int8, under random orders of real text.
 
     Args:
-        run: a run, or one checkpoint of it, of a system that predicts from masks.
-        data: a folder made by `esolm prepare`.
-        sequences: how many sequences, each in an order of its own.
+        run: run or checkpoint of a system that predicts from masks (any but ar).
+        data: folder written by `esolm prepare`.
+        sequences: number of sequences, each with its own order.
         split: train or valid.
-        which: the best or the last checkpoint of the run.
-        threads: threads to use; PyTorch's choice by default.
+        which: checkpoint of the run, best or last.
+        threads: number of threads; PyTorch's default if not given.
     """
     if threads:
         torch.set_num_threads(threads)
     lm = load(run, which=which)
     if name_of(lm.system) == "ar":
-        raise ValueError("this benchmark asks a mask for each token: give a run of another system than ar")
+        raise ValueError(f"{run} is a run of ar, which predicts no masks: give a run of another system")
     nets = {name: fold(lm.net, name) for name in ("float32", "bf16", "int8")}
     source, mask_id = Loader(data, split, 1, shuffle=False), lm.system.mask_id
     kl: dict[str, list[Tensor]] = {name: [] for name in nets}

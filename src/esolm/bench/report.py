@@ -1,4 +1,4 @@
-"""Results of a benchmark: a table for people, JSON for machines."""
+"""Output of a benchmark: a table on the terminal and a JSON file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .. import __version__
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows; the first column is text, the rest numbers."""
+    """Print a table whose first column is text and whose other columns are numbers."""
     out = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
         out.add_column(column, justify="left" if i == 0 else "right")
@@ -27,7 +27,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 def facts() -> dict[str, Any]:
-    """What a reader must know about the machine; its name is not among it."""
+    """Describe the machine, without its name."""
     return {
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -41,7 +41,7 @@ def facts() -> dict[str, Any]:
 
 
 def save(target: str, result: Mapping[str, Any]) -> None:
-    """Write the results as JSON, whole or not at all."""
+    """Write the results as JSON, atomically."""
     path = Path(target)
     partial = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)

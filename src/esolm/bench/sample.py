@@ -1,7 +1,7 @@
-"""A whole sample with as many steps as tokens: Eso-LM (B) beside MDLM, BD3-LM and AR, each through its own sampler.
+"""A whole sample with NFE = L: Eso-LM (B) against MDLM, BD3-LM and AR, each through its own sampler.
 
-A sample of L tokens is not run to its end: METHOD says what is. What is passed over costs nothing, and leaves the cache
-as large as it would be, with other keys and values, which take as long to read.
+Only some steps of a sample run (see METHOD). Skipped steps extend the cache with arbitrary keys and values, which take
+as long to read as real ones.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .report import facts, table
 from .timing import interleaved, ratio, summary
 
 METHOD = (
-    "At each of `places` places, evenly spaced along the context, every sampler starts behind that many given tokens, "
-    "and its next step is timed, `rounds` times in turn with the others. The mean over the places times L is the time "
-    "of a sample. Of a block of BD3-LM two steps are timed: the first, which also commits the block before, and the "
-    "second, which stands for all others. Every step of MDLM is a pass over all L tokens: it is timed at one place, in "
-    "the precision whose products are faster, up to `rounds` times and not again after `mdlm_seconds`."
+    "At `places` evenly spaced context lengths every sampler starts after that many given tokens, and its next step is "
+    "timed `rounds` times, in turn with the other samplers. The time of a sample is L times the mean over the places. "
+    "For a block of BD3-LM two steps are timed: the first, which also commits the previous block, and the second, "
+    "which represents the remaining steps. Every step of MDLM is a pass over all L tokens: it is timed at one place, "
+    "in the precision with the faster matrix products, up to `rounds` times; no pass starts after `mdlm_seconds`."
 )
 ESOLM, MDLM = "esolm", "mdlm"
 SYSTEMS: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -40,20 +40,20 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any], int]] = {
     "bd3lm, block 16": ("bd3lm", {"block_size": 16}, 16),
     MDLM: ("mdlm", {}, 1),
 }
-"""Name and options of each system, and the steps after which its work repeats."""
+"""Name and options of each system, and the number of steps after which its work repeats."""
 
 
 class Primed:
-    """A network whose calls can be passed over: they then make room in the cache and return zeros.
+    """A network whose calls can be skipped: a skipped call extends the cache and returns zeros.
 
-    All samples share a cache's memory, since nobody looks at what they draw.
+    All samples share the memory of one cache, since their tokens are not used.
     """
 
     def __init__(self, net: Any, memory: KVCache | None) -> None:
         self.net, self.config, self.embed, self.memory, self.real = net, net.config, net.embed, memory, False
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """Only as many slots as the steps that are timed need."""
+        """Return the shared cache, which has only the slots that timed steps need."""
         assert self.memory is not None
         return self.memory.again()
 
@@ -70,7 +70,7 @@ class Primed:
 
 
 class Sampling:
-    """A sample under way whose first `given` tokens are there; after `repeat` steps its work is the same again."""
+    """A sample in progress after `given` tokens; its work repeats every `repeat` steps."""
 
     def __init__(self, net: Any, memory: KVCache | None, name: str, length: int, given: int, batch: int) -> None:
         word, options, self.repeat = SYSTEMS[name]
@@ -81,28 +81,27 @@ class Sampling:
         self.steps = iter(system.sample(self.net, request, system.plan(request, rng), rng))
 
     def step(self, i: int) -> None:
-        """The next step, done."""
+        """Run the next step."""
         self._go(1, real=True)
 
     def ready(self, i: int) -> None:
-        """Pass over the steps that are not timed: first all of a block with the given tokens, then what is left of one
-        behind its second step."""
+        """Skip the untimed steps: in round 0 a whole block, later the rest of a block after its second step."""
         self._go(max(self.repeat - 2, 0) if i else self.repeat, real=False)
 
     def _go(self, number: int, real: bool) -> None:
         self.net.real = real
-        assert sum(1 for _ in itertools.islice(self.steps, number)) == number, "the sample has come to its end"
+        assert sum(1 for _ in itertools.islice(self.steps, number)) == number, "the sample has ended"
 
 
 def starts(length: int, places: int) -> list[int]:
-    """Given tokens at each place."""
+    """Return the number of given tokens at each place."""
     return [int((k + 0.5) / places * length) // 16 * 16 for k in range(places)]
 
 
 def cached(
     nets: dict[str, Any], length: int, batch: int, places: int, rounds: int
 ) -> dict[tuple[str, str], list[float]]:
-    """Seconds of a sample of each system that has a cache, by system and precision, in each round."""
+    """Return the seconds per sample of each system with a cache, by system and precision, for each round."""
     names = [name for name in SYSTEMS if name != MDLM]
     totals = {key: [0.0] * rounds for key in itertools.product(names, nets)}
     given = starts(length, places)
@@ -125,7 +124,7 @@ def cached(
 
 
 def whole(net: Any, length: int, batch: int, rounds: int, most: float) -> list[float]:
-    """Seconds of passes of MDLM, at least one."""
+    """Return the seconds of at least one pass of MDLM."""
     sampling = Sampling(net, None, MDLM, length, length // 2, batch)
     begin, times = time.perf_counter(), list[float]()
     while len(times) < rounds and (not times or time.perf_counter() - begin < most):
@@ -138,9 +137,9 @@ def whole(net: Any, length: int, batch: int, rounds: int, most: float) -> list[f
 def measure(
     nets: dict[str, Any], length: int, batch: int, places: int, rounds: int, mdlm: str | None, mdlm_seconds: float
 ) -> dict[str, Any]:
-    """Seconds of a sample by system and precision, and Eso-LM's gain over each system at its best precision.
+    """Measure seconds per sample by system and precision, and the ratio to Eso-LM, each at its best precision.
 
-    mdlm: its precision; None leaves it out.
+    `mdlm` is MDLM's precision, or None to omit it.
     """
     totals, passes = cached(nets, length, batch, places, rounds), 0
     if mdlm is not None:
@@ -180,21 +179,21 @@ def run(
     gigabytes: float = 6.0,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Time for whole samples with NFE = L, from steps timed at places along the context.
+    """Estimate the time of whole samples with NFE = L from steps timed at several context lengths.
 
     Args:
-        lengths: tokens of a sample, multiples of 16; 2048 and 8192 by default.
-        batches: samples drawn together; 1, 8 and 32 by default.
-        precisions: of the weights; float32 and bf16 by default. Each system is compared at its best.
-        layers: blocks of the network.
+        lengths: sample lengths, multiples of 16; 2048 and 8192 by default.
+        batches: batch sizes; 1, 8 and 32 by default.
+        precisions: weight precisions; float32 and bf16 by default. Each system is compared at its fastest.
+        layers: number of blocks.
         width: width of the network, a multiple of 64.
-        vocab_size: entries of the vocabulary, the mask included.
-        places: where along the context steps are timed.
-        rounds: how often each step is timed at each place.
-        mdlm_seconds: no pass of MDLM is begun after so many seconds, but for the first.
-        mdlm_tokens: MDLM, which gains nothing from larger batches, is left out where a pass has more tokens.
-        gigabytes: batches whose cache in float32 is larger are left out.
-        threads: threads to use; PyTorch's choice by default.
+        vocab_size: vocabulary size, including the mask token.
+        places: number of context lengths at which steps are timed.
+        rounds: number of times each step is timed at each place.
+        mdlm_seconds: time limit after which no further pass of MDLM starts.
+        mdlm_tokens: largest number of tokens per pass for which MDLM is timed; larger batches do not help it.
+        gigabytes: largest float32 cache; larger batches are skipped.
+        threads: number of threads; PyTorch's default if not given.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -203,16 +202,16 @@ def run(
         if length % 16 or length - starts(length, places)[-1] < 16 * (rounds + 2):
             raise ValueError(
                 f"length {length} with {places} places and {rounds} rounds: use a multiple of 16 that leaves room for "
-                f"{16 * (rounds + 2)} tokens behind the last place, or fewer rounds"
+                f"{16 * (rounds + 2)} tokens after the last place, or fewer rounds"
             )
     found = []
     with quiet():
         net = network(layers, width, vocab_size)
         nets = {p: fold(net, p) for p in precisions or ["float32", "bf16"]}
-        arithmetic = max(nets, key=lambda p: gemm(PRECISIONS[p]))  # where passes are limited by products
+        arithmetic = max(nets, key=lambda p: gemm(PRECISIONS[p]))  # MDLM's passes are compute-bound
         for length, batch in itertools.product(lengths, batches):
             if bytes_read(net.config, "float32", length, batch)[1] > gigabytes * 1e9:
-                print(f"L = {length}, batch {batch} is left out: its cache is larger than {gigabytes:g} GB")
+                print(f"L = {length}, batch {batch} skipped: its cache is larger than {gigabytes:g} GB")
                 continue
             mdlm = arithmetic if length * batch <= mdlm_tokens else None
             result = measure(nets, length, batch, places, rounds, mdlm, mdlm_seconds)

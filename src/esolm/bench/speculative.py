@@ -1,4 +1,4 @@
-"""Speculative sampling beside one token at a time: passes, acceptance and time of a trained model.
+"""Speculative sampling against one token at a time: passes, acceptance and time of a trained model.
 
 Shapes: B batch, d drafts.
 """
@@ -21,8 +21,8 @@ QUARTERS = 4
 
 
 @dataclass
-class Tally:
-    """What the samples of one case took; its judged and accepted drafts by distance and by quarter of the text."""
+class DraftTally:
+    """Passes and rows of the samples of one case, and its judged and accepted drafts by distance and by quarter."""
 
     nfe: list[int] = field(default_factory=list)
     fed: int = 0
@@ -31,11 +31,11 @@ class Tally:
     quarter: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, events: list[Event]) -> None:
-        """The passes of one batch."""
+        """Add the passes of one batch."""
         drawn = torch.stack([event.committed.drawn.sum(1) for event in events])  # [passes, B]
         nfe = (drawn > 0).sum(0)
         self.nfe += nfe.tolist()
-        if events[0].committed.drafts is None:  # one token and one mask, and first the mask alone
+        if events[0].committed.drafts is None:  # each pass feeds one token and one mask, the first only the mask
             self.fed += int((2 * nfe - 1).sum())
         before = drawn.cumsum(0) - drawn
         for event, done in zip(events, before, strict=True):
@@ -45,7 +45,7 @@ class Tally:
                 self.judge(drafts.drawn, drafts.accepted, done, drawn.sum(0))
 
     def judge(self, real: Tensor, accepted: Tensor, done: Tensor, total: Tensor) -> None:
-        """A pass judges the drafts up to the first that it rejects."""
+        """Count the judged drafts of a pass: those up to and including the first rejection."""
         for row, kept in enumerate(accepted.tolist()):
             for j in range(min(kept + 1, int(real[row].sum()))):
                 at = (QUARTERS * (int(done[row]) + j)) // int(total[row])
@@ -54,7 +54,7 @@ class Tally:
                     counts[1] += j < kept
 
     def report(self) -> dict[str, Any]:
-        """Means over samples, and shares of judged drafts that were accepted."""
+        """Return means over samples and the acceptance rates of judged drafts."""
         passes = torch.tensor(self.nfe, dtype=torch.float64)
         judged, accepted = (sum(counts[k] for counts in self.distance.values()) for k in (0, 1))
         return {
@@ -73,8 +73,10 @@ def _share(counts: list[int]) -> dict[str, Any]:
     return {"judged": counts[0], "accepted": round(counts[1] / counts[0], 3)}
 
 
-def case(lm: LanguageModel, batch: int, length: int, tally: Tally, options: dict[str, Any]) -> Callable[[int], None]:
-    """A function that draws a batch by the seed of its round and adds it up."""
+def case(
+    lm: LanguageModel, batch: int, length: int, tally: DraftTally, options: dict[str, Any]
+) -> Callable[[int], None]:
+    """Return a function that draws a batch with the seed of its round and adds it to the tally."""
 
     def draw(i: int) -> None:
         tally.add(list(lm.stream(batch, length, seed=i, batch_size=batch, **options)))
@@ -85,11 +87,11 @@ def case(lm: LanguageModel, batch: int, length: int, tally: Tally, options: dict
 def measure(
     lm: LanguageModel, alpha_0: float, windows: list[int], batch: int, length: int, rounds: int, shape: dict[str, Any]
 ) -> dict[str, Any]:
-    """Every window at one alpha_0, and one token at a time, interleaved."""
+    """Time every window and one token at a time in turn, at one alpha_0."""
     cases: dict[str, dict[str, Any]] = {ONE: {"sampler": "first_hitting"}}
     cases |= {str(w): {"sampler": "speculative", "window": w} for w in windows}
     cases |= {ADAPTIVE: {"sampler": "speculative"}}
-    tallies = {name: Tally() for name in cases}
+    tallies = {name: DraftTally() for name in cases}
     seconds = interleaved(
         {
             name: case(lm, batch, length, tallies[name], {"alpha_0": alpha_0, **shape, **options})
@@ -120,19 +122,19 @@ def run(
     which: str = "best",
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Passes, acceptance and time of speculative sampling beside one token at a time, on a trained Eso-LM (B).
+    """Measure passes, acceptance and time of speculative sampling against one token at a time, on an Eso-LM (B).
 
     Args:
-        run: a run, or one checkpoint of it.
-        windows: tokens drawn ahead of a pass; 2, 4, 8 and 16 by default. The adaptive window always comes with them.
-        alpha_0: shares of diffusion; 1, 0.25 and 0 by default.
-        lengths: tokens of a sample; the training length by default.
-        batch: samples drawn together.
-        rounds: batches of every case; the passes and the acceptance count one more, the warm-up.
-        temperature: of every draw.
-        top_p: of every draw.
-        which: the best or the last checkpoint of the run.
-        threads: threads to use; PyTorch's choice by default.
+        run: run or checkpoint.
+        windows: tokens drafted per pass; 2, 4, 8 and 16 by default. The adaptive window is always included.
+        alpha_0: values of alpha_0 for the order; 1, 0.25 and 0 by default.
+        lengths: sample lengths; the training length by default.
+        batch: samples per batch.
+        rounds: timed batches of each case; passes and acceptance also include the warm-up batch.
+        temperature: sampling temperature.
+        top_p: nucleus mass.
+        which: checkpoint of the run, best or last.
+        threads: number of threads; PyTorch's default if not given.
     """
     if threads:
         torch.set_num_threads(threads)

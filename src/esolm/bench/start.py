@@ -1,4 +1,4 @@
-"""From the shell to text: how long a new process needs to load a model and print its first sample, and for what."""
+"""Time of a new process from the shell to its first sample, by phase."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def run(
     rounds: int = 5,
     precision: str = "float32",
 ) -> dict[str, Any]:
-    """A model on the disk, in the page cache, and new processes that sample from it.
+    """Time new processes that load a model from the page cache and sample from it.
 
     Args:
-        layers: blocks of the network.
+        layers: number of blocks.
         width: width of the network, a multiple of 64.
-        vocab_size: ids, the mask included.
-        length: tokens of the sample.
-        num_steps: steps of the sample.
-        rounds: new processes.
+        vocab_size: vocabulary size, including the mask token.
+        length: sample length.
+        num_steps: sampling steps.
+        rounds: number of new processes.
         precision: float32, bf16, int8 or auto.
     """
     settle()
@@ -70,21 +70,23 @@ def run(
             begin = time.time()
             command = [sys.executable, "-m", "esolm", "sample", str(model), *options]
             subprocess.run(command, capture_output=True, check=True)
-            if i:  # the first round brings files into memory
+            if i:  # the first round fills the page cache
                 found["esolm sample"].append(time.time() - begin)
                 for name, one, two in zip(PHASES, marks, marks[1:], strict=False):
                     found[name].append(two - one)
     seconds = {name: round(statistics.median(times), 3) for name, times in found.items()}
-    table(f"seconds of a new process, {layers} x {width}, {precision}", ("phase", "seconds"), list(seconds.items()))
+    table(f"time of a new process, {layers} x {width}, {precision}", ("phase", "seconds"), list(seconds.items()))
     return {"machine": facts(), "seconds": seconds}
 
 
 def write(model: Path, layers: int, width: int, vocab_size: int, length: int) -> None:
-    """A model with random weights and a vocabulary of numbers."""
+    """Write a model folder with random weights and a vocabulary of numbers."""
     words = {f"w{i}": i for i in range(vocab_size - 1)}
     core = tokenizers.Tokenizer(models.WordLevel(words, unk_token="w0"))
     system = find("esolm")(alpha_0=1.0, mask_id=vocab_size - 1)
     text = from_json(core.to_str(), "numbers")
     if text.vocab_size != vocab_size:
-        raise ValueError(f"vocab_size is {vocab_size}; the vocabulary has {text.vocab_size}")
+        raise ValueError(
+            f"vocab_size is {vocab_size}, but the tokenizer has {text.vocab_size} entries: choose a larger one"
+        )
     folder.write(model, network(layers, width, vocab_size, length), system, text)

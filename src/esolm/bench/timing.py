@@ -1,4 +1,4 @@
-"""Interleaved timing: every case once a round, so that a slow minute of the machine hits all of them alike."""
+"""Interleaved timing: every case runs once per round, so that changes in machine load affect all cases equally."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 class Timing(NamedTuple):
-    """Seconds of one case."""
+    """Median and quartiles, in seconds or as ratios."""
 
     median: float
     low: float  # first and third quartile
@@ -26,8 +26,10 @@ def interleaved(
     before: Mapping[str, Callable[[int], object]] | None = None,
     calls: int = 1,
 ) -> dict[str, list[float]]:
-    """Seconds of each call case(number), round by round; the warm-up rounds are not counted, and neither is what has to
-    be done before a case. What takes microseconds is called several times in a round."""
+    """Return the seconds of each case in each round, without warm-up rounds and without `before`.
+
+    A case is called as case(number), `calls` times per round, so that calls of microseconds can be timed.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(compact=True))
     with Progress(*columns, transient=True) as bar:
@@ -49,7 +51,7 @@ def interleaved(
 
 
 def summary(seconds: list[float]) -> Timing:
-    """Median and quartiles."""
+    """Return median and quartiles."""
     if len(seconds) < 2:
         return Timing(seconds[0], seconds[0], seconds[0])
     low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
@@ -57,11 +59,11 @@ def summary(seconds: list[float]) -> Timing:
 
 
 def ratio(above: list[float], below: list[float]) -> Timing:
-    """Median and quartiles of the ratios within each round."""
+    """Return median and quartiles of the ratios within each round."""
     return summary([a / b for a, b in zip(above, below, strict=True)])
 
 
 def synchronize() -> None:
-    """Wait for the GPU, if there is one."""
+    """Wait for the GPU, if any."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

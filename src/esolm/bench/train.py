@@ -1,7 +1,7 @@
-"""A training step of every system on one network, beside what counting predicts.
+"""A training step of every system on one network, against the cost predicted from operation counts.
 
-The prediction is of floating-point operations: rows fed to the blocks, rows that go on past the keys and values of the
-last block and through the head, and pairs of slots that attend.
+The prediction counts floating-point operations: rows fed to the blocks, rows that continue past the keys and values of
+the last block and through the head, and attending pairs of slots.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..training.cost import count, memory
 from ..training.options import Compute
 from . import weak
 from .machine import limits
-from .plain import Plain, peak
+from .plain import PlainDenoiser, peak
 from .report import facts, table
 from .timing import interleaved, ratio, summary
 
@@ -38,7 +38,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def training_step(system: System, net: Denoiser, x: Tensor, precision: str) -> Callable[[int], None]:
-    """A function that does one whole step with the draws of its number."""
+    """Return a function that runs training step number `i`."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-6, fused=True)
     scored = torch.ones_like(x, dtype=torch.bool)
 
@@ -56,7 +56,7 @@ def training_step(system: System, net: Denoiser, x: Tensor, precision: str) -> C
 def measure(
     names: list[str], length: int, vocab_size: int, batch: int, layers: int, width: int, rounds: int, precision: str
 ) -> dict[str, Any]:
-    """One size: seconds, ratios and predictions of the named systems."""
+    """Measure seconds, ratios and predictions of the named systems for one size."""
     torch.manual_seed(0)
     config = DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)
     net = Denoiser(config)
@@ -68,7 +68,7 @@ def measure(
     work = {name: count(system, x, rounds) for name, system in systems.items()}
     flops = {name: counted.flops(config) for name, counted in work.items()}
     steps = {name: training_step(system, net, x, precision) for name, system in systems.items()}
-    # Each step is held against a step of mdlm just before it: the machine's speed drifts within a round.
+    # Each step is compared with a step of mdlm just before it, since the machine's speed drifts within a round.
     pairs = ({f"mdlm, {name}": steps["mdlm"], name: step} for name, step in steps.items())
     seconds = interleaved({key: case for pair in pairs for key, case in pair.items()}, rounds)
     rows = {}
@@ -101,26 +101,26 @@ def run(
     plain: bool = False,
     distributed: int | None = None,
 ) -> dict[str, Any]:
-    """A whole training step (forward, backward, AdamW) of every system, interleaved.
+    """Time a whole training step (forward, backward, AdamW) of every system, in turn.
 
     Args:
-        lengths: tokens in a sequence; 256 and 1024 by default.
+        lengths: sequence lengths; 256 and 1024 by default.
         vocabularies: vocabulary sizes; 257 and 50258 by default.
-        tokens: tokens in a batch.
-        layers: blocks of the network.
+        tokens: tokens per batch.
+        layers: number of blocks.
         width: width of the network, a multiple of 64.
-        rounds: how often each system is timed.
+        rounds: number of timed rounds.
         precision: auto, float32 or bf16.
-        threads: threads to use; PyTorch's choice by default.
-        systems: rows of the table to time, besides mdlm; all by default.
-        plain: instead, each system beside its plain twin, and the peak memory of both.
-        distributed: instead, weak scaling: so many processes of one thread, each with `tokens`, beside one of them.
+        threads: number of threads; PyTorch's default if not given.
+        systems: rows of the table to time in addition to mdlm; all by default.
+        plain: compare each system with its reference implementation instead, including peak memory.
+        distributed: measure weak scaling instead: this many single-threaded processes, each with `tokens`.
     """
     if distributed is not None:
         return run_distributed(distributed, lengths or [256], vocabularies or [257], tokens, layers, width, rounds)
     names = list(SYSTEMS) if systems is None else systems
     if unknown := [name for name in names if name not in SYSTEMS]:
-        raise ValueError(f"no system {unknown[0]!r} in this table: choose from {'; '.join(SYSTEMS)}")
+        raise ValueError(f"no row {unknown[0]!r}: choose --systems from {'; '.join(SYSTEMS)}")
     settle()
     keep_memory()
     if threads:
@@ -154,7 +154,7 @@ def run_plain(
     rounds: int,
     precision: str,
 ) -> dict[str, Any]:
-    """Seconds and bytes of each system's step beside those of its plain float32 twin."""
+    """Compare seconds and bytes of each system's step with those of its plain float32 reference."""
     cases = []
     for vocab_size in vocabularies:
         for length in lengths:
@@ -165,7 +165,7 @@ def run_plain(
                 kind, options = SYSTEMS[name]
                 system = find(kind)(mask_id=vocab_size - 1, **options)
                 ours = training_step(system, Denoiser(config), x, precision)
-                twin = training_step(system, Plain(config), x, "float32")
+                twin = training_step(system, PlainDenoiser(config), x, "float32")
                 seconds = interleaved({"ours": ours, "plain": twin}, rounds)
                 against = ratio(seconds["plain"], seconds["ours"])
                 needed = memory(config, count(system, x, 2), Compute(precision=precision), 1)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def run_plain(
                     "quartiles": [round(against.low, 3), round(against.high, 3)],
                     "peak_bytes": round(bytes_used[0]),
                     "plain_peak_bytes": round(bytes_used[1]),
-                    "planned_bytes": round(needed.total - needed.average),  # a step here has no average
+                    "planned_bytes": round(needed.total - needed.average),  # this step keeps no average
                 }
             cases.append({"length": length, "vocab_size": vocab_size, "batch": batch, "systems": rows})
             lines = [
@@ -191,7 +191,7 @@ def run_plain(
 def run_distributed(
     world: int, lengths: list[int], vocabularies: list[int], tokens: int, layers: int, width: int, rounds: int
 ) -> dict[str, Any]:
-    """Tokens per second of all processes over those of one, for esolm at alpha_0 = 0.5."""
+    """Measure tokens per second of all processes relative to one, for esolm at alpha_0 = 0.5."""
     if world < 2:
         raise ValueError(f"distributed is {world}; it must be at least 2 processes")
     cases = []

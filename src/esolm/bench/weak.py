@@ -1,4 +1,4 @@
-"""Weak scaling: N processes of one thread, each with the batch that one process has, beside that process alone."""
+"""Weak scaling: N single-threaded processes, each with a full batch, against one such process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ..training.parallel import connect, shard
 MODES = ("ddp", "fsdp")
 
 
-class Noise:
-    """Random tokens, as many as are asked for."""
+class RandomSource:
+    """A data source of random tokens."""
 
     def __init__(self, vocab_size: int, length: int) -> None:
         self.vocab_size, self.length = vocab_size, length
 
     def batch(self, step: int, first: int = 0, count: int | None = None) -> Examples:
-        """Examples that nobody needs to learn."""
+        """Return `count` random sequences."""
         x: Tensor = torch.randint(0, self.vocab_size - 1, (count or 1, self.length))
         return Examples(x, None, None)
 
@@ -42,7 +42,7 @@ class Noise:
 
 
 def seconds_by_mode(world: int, config: DenoiserConfig, batch: int, rounds: int, precision: str) -> dict[str, Any]:
-    """Seconds of steps of one process alone, and of all of them in each mode, in turn."""
+    """Return the step times of one process alone and of all processes in each mode, timed in turn."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_work, (world, folder, config, batch, rounds, precision), nprocs=world)
         return json.loads((Path(folder) / "seconds.json").read_text())
@@ -72,12 +72,12 @@ def _work(rank: int, world: int, folder: str, config: DenoiserConfig, batch: int
 
 
 def _step(net: Denoiser, compute: Compute, batch: int, ranks: Ranks) -> Callable[[int], None]:
-    """A whole step of training, as `esolm train` does it."""
+    """Return a whole training step as in `esolm train`."""
     shard(net, compute, ranks)
     learner, call = Learner(net, Optim()), connect(net, compute, ranks)
     config = net.config
     system = find("esolm")(alpha_0=0.5, mask_id=config.vocab_size - 1)
-    source, batching = Noise(config.vocab_size, config.length), Batching(batch * ranks.world, batch)
+    source, batching = RandomSource(config.vocab_size, config.length), Batching(batch * ranks.world, batch)
 
     def step(i: int) -> None:
         _, tokens = accumulate(call, system, source, i, 0, batching, compute, ranks)

@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from ..bench import main
+from ..bench import NAMES, find
+from .parsing import parse, parser
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command."""
-    return main(argv)
+    """Run one benchmark; `--json` prints its results and `--out FILE` writes them."""
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = "\n".join(f"  {name:11} {what}" for name, what in NAMES.items())
+        print(f"usage: esolm bench NAME [--option VALUE ...]\n\n{lines}\n\nesolm bench NAME --help lists the options.")
+        return 0 if argv else 2
+    name, *words = argv
+    function = find(name)
+    made = parser(f"bench {name}", str(function.__doc__))
+    made.prog = f"esolm bench {name}"
+    made.add_function_arguments(function)
+    made.add_argument(
+        "--json", type=str, nargs="?", const="-", default=None, metavar="FILE",
+        help="Print JSON and nothing else to standard output. With FILE: the same as --out FILE.",
+    )  # fmt: skip
+    made.add_argument("--out", type=str, default=None, metavar="FILE", help="Write the results to FILE as JSON.")
+    options = parse(made, words)
+    target, files = options.pop("json"), [options.pop("out")]
+    if target not in (None, "-"):
+        files.append(target)
+    for file in filter(None, files):
+        writable(Path(file))
+    with contextlib.redirect_stdout(sys.stderr) if target == "-" else contextlib.nullcontext():
+        result = {"bench": name, "options": options, **function(**options)}
+    if target == "-":
+        print(json.dumps(result))
+    from ..bench.report import save
+
+    for file in filter(None, files):
+        save(file, result)
+    return 0
+
+
+def writable(path: Path) -> None:
+    """Raise ValueError before the benchmark runs if its results could not be written to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"cannot write {path}: give --out a file in a writable folder")

@@ -35,37 +35,12 @@ def jackknife(log_w: Tensor, size: int = 1) -> Tensor:
 
     An estimate, not a bound. size 2 leaves out antithetic pairs.
     """
-    m = _stretches(log_w, size, 2)
-    return m * bound(log_w) - (m - 1) * leave_out(log_w, size).mean(-1)
-
-
-def second_jackknife(log_w: Tensor, size: int = 1) -> Tensor:
-    """The second-order jackknife, from all, all but one and all but two stretches; the 1/k^2 part is gone too.
-
-    m^2/2 B_m - (m-1)^2 mean B_(m-1) + (m-2)^2/2 mean B_(m-2). The time grows with m^2.
-    """
-    m = _stretches(log_w, size, 3)
-    stretch = log_w.unflatten(-1, (-1, size)).logsumexp(-1)
-    keep = ~torch.eye(m, dtype=torch.bool, device=log_w.device)
-    without = [leave_out_sums(stretch[..., row]).mean(-1) for row in keep]  # all but i and j, in the mean over j
-    two = math.log(size * (m - 2)) - torch.stack(without).mean(0)
-    one = leave_out(log_w, size).mean(-1)
-    return m**2 / 2 * bound(log_w) - (m - 1) ** 2 * one + (m - 2) ** 2 / 2 * two
-
-
-def _stretches(log_w: Tensor, size: int, least: int) -> int:
-    """How many stretches of `size` the orders make, if there are enough and none is cut."""
     k = log_w.shape[-1]
-    if k < least * size or k % size:
+    if k < 2 * size or k % size:
         what = "" if size == 1 else f", a multiple of {size}"
-        raise ValueError(f"the jackknife of {k} orders: it needs at least {least * size}{what}")
-    return k // size
-
-
-def leave_out_sums(log_w: Tensor) -> Tensor:
-    """log of the sum of all weights but one, [..., k] -> [..., k]."""
-    k = log_w.shape[-1]
-    return math.log(k - 1) - leave_out(log_w, 1)
+        raise ValueError(f"the jackknife of {k} orders: it needs at least {2 * size}{what}")
+    m = k // size
+    return m * bound(log_w) - (m - 1) * leave_out(log_w, size).mean(-1)
 
 
 def curve(log_w: Tensor, sizes: list[int], pair: int = 1) -> dict[int, dict[str, Tensor]]:
@@ -91,10 +66,3 @@ def standard_error(nats: Tensor, weight: Tensor) -> float:
         return math.nan
     residual = nats - nats.sum() / weight.sum() * weight
     return float((residual.square().sum() * n / (n - 1)).sqrt() / weight.sum())
-
-
-def bootstrap(nats: Tensor, weight: Tensor, draws: int = 1000, seed: int = 0) -> float:
-    """The same by resampling sequences."""
-    generator = torch.Generator().manual_seed(seed)
-    index = torch.randint(len(nats), (draws, len(nats)), generator=generator)
-    return float((nats[index].sum(1) / weight[index].sum(1)).std())
