@@ -26,6 +26,7 @@ from .likelihood.orders import LogProb
 from .net import fold as folding
 from .net.denoiser import Denoiser, DenoiserConfig
 from .net.graph import replayed
+from .net.protocol import Network, trainable
 from .runtime import machine
 from .sampling.request import Request, Step
 from .storage import checkpoint
@@ -85,7 +86,7 @@ def load(
     if precision is not None:
         precision = machine.pick_weights(precision, torch.device(device))
         lm = load(path, weights, which, device)
-        return dataclasses.replace(lm, net=replayed(folding.fold(lm.net, precision)))
+        return dataclasses.replace(lm, net=replayed(folding.fold(trainable(lm.net), precision)))
     path = find_folder(path)
     if exported.is_model(path):
         for name, value, only in (("weights", weights, "ema"), ("which", which, "best")):
@@ -130,7 +131,7 @@ def locate(path: Path, which: str = "best") -> tuple[Path, Path]:
 class LanguageModel:
     """Sample, infill and score with one network."""
 
-    net: Denoiser
+    net: Network
     system: System
     tokenizer: Tokenizer
 
@@ -337,7 +338,7 @@ class LanguageModel:
         return rows
 
     def _request(self, rows: list[list[int | None]], longest: int, settings: dict[str, Any]) -> Request:
-        device = self.net.embed.weight.device
+        device = self.net.device
         lengths = torch.tensor([len(row) for row in rows])
         x = torch.tensor([[0 if t is None else t for t in row] + [0] * (longest - len(row)) for row in rows])
         given = torch.tensor([[t is not None for t in row] + [False] * (longest - len(row)) for row in rows])
@@ -396,6 +397,6 @@ def until(ids: list[int], end: int | None, drawn: Container[int] | None = None) 
 def describe(lm: LanguageModel) -> dict[str, Any]:
     """System, network and size, as JSON holds them."""
     fields = dataclasses.asdict(lm.system)  # type: ignore[call-overload]
-    parameters = sum(p.numel() for p in lm.net.parameters())
+    parameters = sum(p.numel() for p in trainable(lm.net).parameters())
     described = {"system": fields, "net": dataclasses.asdict(lm.net.config), "parameters": parameters}
     return json.loads(json.dumps(described))

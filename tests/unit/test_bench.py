@@ -18,7 +18,7 @@ from esolm.core.randomness import fold as fold_key
 from esolm.core.visibility import by_order
 from esolm.net.conditionals import order_nats
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
-from esolm.net.fold import Folded, fold
+from esolm.net.fold import fold
 from esolm.systems import find
 from esolm.training.cost import count
 from support import toy
@@ -52,7 +52,7 @@ def test_reference_draws_have_the_same_distribution() -> None:
 @pytest.mark.usefixtures("bf16")
 @pytest.mark.parametrize("low", ["float32", "bf16", "int8"])
 def test_bytes_read_per_step_are_those_of_weights_and_cache(low: str) -> None:
-    net: Folded = fold(latency.network(3, 64, 50), low)
+    net = fold(latency.network(3, 64, 50), low)
     linears = [net.head]
     for block in net.blocks:
         linears += [*block.project, block.attn_out, block.mlp_up, block.mlp_down]
@@ -117,7 +117,7 @@ def test_sample_continues_after_the_given_tokens(name: str) -> None:
     fed: list[tuple[int, int]] = []
 
     class Spy:
-        config, embed = net.config, net.embed
+        config, device, dtype = net.config, net.device, net.dtype
 
         def __call__(self, tokens, position, visibility, cache=None, **rest):
             fed.append((0 if cache is None else cache.extent, tokens.shape[1]))

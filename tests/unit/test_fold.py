@@ -12,12 +12,13 @@ from torch.nn.functional import one_hot, scaled_dot_product_attention
 
 from esolm.core.order import inverse
 from esolm.core.randomness import Randomness
-from esolm.core.visibility import Visibility, block, by_order, causal, full, hide, sorted_two_stream
+from esolm.core.visibility import Packed, Part, Visibility, block, by_order, causal, full, hide, sorted_two_stream
 from esolm.net import attention
 from esolm.net import fold as folding
 from esolm.net.denoiser import Denoiser, Rows
-from esolm.net.fold import Int8, Packed, Plain, fold
+from esolm.net.fold import Int8Linear, PackedLinear, PlainLinear, fold
 from esolm.net.head import Score
+from esolm.net.protocol import trainable
 from esolm.sampling.request import Request
 from support import toy
 
@@ -125,8 +126,18 @@ def test_packed_weights_are_the_same_weights(rows: tuple[int, ...], gelu: bool) 
         pytest.skip("this PyTorch has no packed weights")
     weight, bias, x = torch.randn(24, 16), torch.randn(24), torch.randn(*rows, 16)
     for b in (None, bias):
-        expected = Plain(weight, b, gelu)(x)
-        torch.testing.assert_close(Packed(weight, b, gelu)(x), expected, rtol=1e-4, atol=1e-5)
+        expected = PlainLinear(weight, b, gelu)(x)
+        torch.testing.assert_close(PackedLinear(weight, b, gelu)(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_packed_only_where_this_cpu_can_read_them(dtype: torch.dtype) -> None:
+    """oneDNN packs bf16 only with AVX-512; where it cannot, the plain product is used."""
+    if folding.packs(dtype, torch.device("cpu")):
+        assert PackedLinear(torch.ones(8, 8, dtype=dtype), None, False)(torch.ones(1, 8, dtype=dtype))[0, 0] == 8
+    assert not folding.packs(dtype, torch.device("meta"))
+    kind = PackedLinear if folding.packs(dtype, torch.device("cpu")) else PlainLinear
+    assert isinstance(fold(toy.network(dtype=torch.float32), {torch.float32: "float32"}.get(dtype, "bf16")).head, kind)
 
 
 @pytest.mark.usefixtures("bf16")
@@ -135,7 +146,7 @@ def test_int8_weights_are_off_by_half_a_step_at_most(rows: int) -> None:
     """Both kernels equal the product with the rounded weights but for bf16 outputs, which round up to three times."""
     weight, bias, x = torch.randn(24, 16), torch.randn(24).bfloat16(), torch.randn(rows, 16).bfloat16()
     weight[3] = 0
-    found = Int8(weight, bias, False)
+    found = Int8Linear(weight, bias, False)
     rounded = found.weight.float() * found.scale.float()[:, None]
     assert ((rounded - weight).abs() <= 0.502 * found.scale.float()[:, None] + 1e-30).all()
     expected = x.float() @ rounded.T
@@ -154,7 +165,7 @@ def test_low_precision_is_close(precision: str, bound: float) -> None:
         expected = net(*inputs(visibility))
         assert (low(*inputs(visibility)).float() - expected).norm() < bound * expected.norm()
     cache, expected = low.new_cache(B, L), net(*inputs(causal(L)))
-    assert cache.keys[0].dtype == low.embed.weight.dtype
+    assert cache.keys[0].dtype == low.dtype
     tokens, position, _ = inputs(causal(L))
     for i in range(L):
         found = low(tokens[:, i : i + 1], position[:, i : i + 1], by_order(torch.tensor([[i]])), cache=cache)
@@ -168,6 +179,26 @@ def test_what_it_refuses() -> None:
         fold(net, "int3")
     with pytest.raises(ValueError, match="time zero"):
         fold(net)(*inputs(full(L)), time=torch.zeros(1))
+
+
+def test_packed_inputs() -> None:
+    """Several inputs in one pass, as `together` lays them out, give the logits of each alone."""
+    net = toy.network()
+    tokens, position, whole = inputs(causal(L), 1)
+    other = inputs(full(4), 1)
+    both = Packed((Part(1, whole, slice(0, L)), Part(1, other[2], slice(0, 4))))
+    joined = [torch.cat([a, b], 1) for a, b in ((tokens, other[0]), (position, other[1]))]
+    for network in (net, fold(net)):
+        found = network(*joined, both)
+        torch.testing.assert_close(found[:, :L], network(tokens, position, whole), **CLOSE)
+        torch.testing.assert_close(found[:, L:], network(*other), **CLOSE)
+
+
+def test_only_the_denoiser_has_parameters() -> None:
+    net = toy.network()
+    assert trainable(net) is net
+    with pytest.raises(ValueError, match="Folded"):
+        trainable(fold(net))
 
 
 def test_it_is_a_copy() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from esolm.core.randomness import Randomness
 from esolm.core.visibility import by_order
 from esolm.net import graph
 from esolm.net.denoiser import Rows
-from esolm.net.fold import Folded, fold
+from esolm.net.fold import fold
 from esolm.net.graph import Graphed, replayed
 from esolm.sampling.request import Request
 from support import toy
@@ -71,7 +71,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(**sizes: Any) -> tuple[Any, Any, Recorder]:
     """A folded network, the same with graphs, and what they are recorded by."""
     net, recorder = fold(toy.network(**sizes)), Recorder()
-    return net, Graphed(cast(Folded, net), recorder), recorder
+    return net, Graphed(net, recorder), recorder
 
 
 def request(prompts: list[int], **options: Any) -> Request:
@@ -230,7 +230,7 @@ def test_a_cpu_has_no_graphs_and_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> N
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     device = torch.device("cuda", 1)
-    monkeypatch.setattr(net, "embed", SimpleNamespace(weight=SimpleNamespace(device=device)))
+    monkeypatch.setattr(net, "embed", SimpleNamespace(weight=SimpleNamespace(device=device, dtype=torch.double)))
     graphs: Any = replayed(net)
     assert isinstance(graphs, Graphed)
     replay, found = graphs.capture(lambda: (said.append("step"), torch.ones(1))[1])

@@ -22,14 +22,15 @@ class Naive:
 
     def __init__(self, net: Denoiser) -> None:
         self.net, self.config, self.embed = net, net.config, net.embed
+        self.device, self.dtype = net.device, net.dtype
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """Return a cache whose memory layout is [B, L, H, D]."""
         cache = self.net.new_cache(batch, capacity)
         for buffers in (cache.keys, cache.values):
             buffers[:] = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in buffers]
-        table = rotary_table(torch.arange(capacity)[None], self.config, self.embed.weight.dtype)
-        self.cos, self.sin = (t[0, 0].to(self.embed.weight.dtype) for t in table)  # [L, D/2]
+        table = rotary_table(torch.arange(capacity)[None], self.config, self.dtype)
+        self.cos, self.sin = (t[0, 0].to(self.dtype) for t in table)  # [L, D/2]
         return cache
 
     def __call__(

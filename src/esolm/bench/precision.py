@@ -17,12 +17,13 @@ from ..core.visibility import sorted_two_stream
 from ..data import Loader
 from ..likelihood.orders import name_of
 from ..model import load
-from ..net.denoiser import Denoiser, Rows
+from ..net.denoiser import Rows
 from ..net.fold import fold
+from ..net.protocol import Network, trainable
 from .report import facts, table
 
 
-def log_probabilities(net: Denoiser, x: Tensor, sigma: Tensor, mask_id: int) -> Tensor:
+def log_probabilities(net: Network, x: Tensor, sigma: Tensor, mask_id: int) -> Tensor:
     """Return the log probabilities of each position of the order given those before it, [L, V]; x [1, L]."""
     length = x.shape[1]
     tokens = torch.cat([torch.full_like(x, mask_id), x.gather(1, sigma)], 1)
@@ -56,7 +57,7 @@ def run(
     lm = load(run, which=which)
     if name_of(lm.system) == "ar":
         raise ValueError(f"{run} is a run of ar, which predicts no masks: give a run of another system")
-    nets = {name: fold(lm.net, name) for name in ("float32", "bf16", "int8")}
+    nets = {name: fold(trainable(lm.net), name) for name in ("float32", "bf16", "int8")}
     source, mask_id = Loader(data, split, 1, shuffle=False), lm.system.mask_id
     kl: dict[str, list[Tensor]] = {name: [] for name in nets}
     nats: dict[str, list[Tensor]] = {name: [] for name in nets}

@@ -50,7 +50,8 @@ class Primed:
     """
 
     def __init__(self, net: Any, memory: KVCache | None) -> None:
-        self.net, self.config, self.embed, self.memory, self.real = net, net.config, net.embed, memory, False
+        self.net, self.config, self.memory, self.real = net, net.config, memory, False
+        self.device, self.dtype = net.device, net.dtype
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """Return the shared cache, which has only the slots that timed steps need."""

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from ..likelihood import scoring as evaluate
 from ..likelihood.orders import is_exact, name_of
 from ..model import LanguageModel, load, with_alpha_0
+from ..net.protocol import trainable
 from ..runtime import distributed, machine
 from ..runtime.distributed import ALONE, Ranks
 from ..runtime.nested import differing
@@ -291,7 +292,7 @@ def identity(lm: LanguageModel, texts: list[evaluate.Sequences], o: Scoring) -> 
     system = {"name": name_of(lm.system), **dataclasses.asdict(lm.system)}  # type: ignore[call-overload]
     data = {f"{i}": sequences.sha256 for i, sequences in enumerate(texts)}
     about = {
-        "model": folder.fingerprint(lm.net.state_dict()),
+        "model": folder.fingerprint(trainable(lm.net).state_dict()),
         "system": system,
         "seed": o.seed,
         "antithetic": o.antithetic,

@@ -65,7 +65,7 @@ def variance(run: str, corpus: str, **options: Any) -> int:
     texts = evaluate.read(lm, corpus, length=o.length, num_sequences=o.sequence + 1)
     if len(texts) <= o.sequence:
         raise ValueError(f"sequence is {o.sequence}; {corpus} has {len(texts)}, counted from 0")
-    rows = texts.rows(torch.tensor([o.sequence]), lm.net.embed.weight.device)
+    rows = texts.rows(torch.tensor([o.sequence]), lm.net.device)
     tokens = float(texts.tokens[o.sequence])
     strata = "stratified times" if getattr(lm.system, "loss", None) == "any_order" else "as esolm score"
     with bar(corpus, 2 * o.trials * o.num_samples) as advance:

@@ -24,6 +24,7 @@ from ..data.tokenizer import SPECS, from_json
 from ..likelihood import scoring as evaluate
 from ..model import LanguageModel, load
 from ..net.denoiser import DenoiserConfig
+from ..net.protocol import trainable
 from ..runtime.nested import flat
 from ..storage import folder
 from .ckpt import Checkpoint, Inert, Stored, plain
@@ -205,7 +206,7 @@ def report(lm: LanguageModel, out: str | Path) -> str:
     config = json.loads((Path(out) / "config.json").read_text(encoding="utf-8"))
     system = ", ".join(f"{key} {value}" for key, value in config["system"].items() if key != "name")
     net, about = lm.net.config, config["about"]
-    number = sum(math.prod(p.shape) for p in lm.net.parameters())
+    number = sum(math.prod(p.shape) for p in trainable(lm.net).parameters())
     lines = [
         f"{out}: {config['system']['name']} ({system})",
         f"{number:,} parameters: {net.layers} layers, width {net.width}, {net.heads} heads, length {net.length}, "

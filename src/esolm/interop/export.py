@@ -11,6 +11,7 @@ import torch
 
 from ..likelihood.orders import is_left_to_right, name_of
 from ..model import LanguageModel, find_folder, load, locate
+from ..net.protocol import trainable
 from ..storage import checkpoint, folder
 from ..training import runs
 
@@ -38,7 +39,9 @@ def export(
     """
     lm, about = load(run, weights, which), describe(find_folder(run), weights, which)
     with folder.new(out := Path(out), force) as partial:
-        folder.write(partial, lm.net, lm.system, lm.tokenizer, about, torch.bfloat16 if dtype == "bfloat16" else None)
+        folder.write(
+            partial, trainable(lm.net), lm.system, lm.tokenizer, about, torch.bfloat16 if dtype == "bfloat16" else None
+        )
         (partial / "README.md").write_text(card(lm, about, out.name), encoding="utf-8")
     return out
 
@@ -64,7 +67,7 @@ def describe(path: Path, weights: str, which: str) -> dict[str, Any]:
 def card(lm: LanguageModel, about: dict[str, Any], name: str) -> str:
     """The model card, as Markdown."""
     config, system = lm.net.config, folder.describe(lm.net.config, lm.system)["system"]
-    number = sum(p.numel() for p in lm.net.parameters())
+    number = sum(p.numel() for p in trainable(lm.net).parameters())
     kind = f"`{system.pop('name')}`" + (f", alpha_0 = {system['alpha_0']}" if "alpha_0" in system else "")
     rows = {
         "system": kind,

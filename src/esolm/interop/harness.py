@@ -76,7 +76,7 @@ class EsoLM(LM):
         self.stride, self.greedy, self.seed = self.length if stride is None else stride, greedy, seed
         self.max_gen_toks = max(1, self.length // 4) if max_gen_toks is None else max_gen_toks
         self.batch_size = int(str(batch_size)) if str(batch_size).isdecimal() else 32  # of "auto" too
-        self._device = lm.net.embed.weight.device
+        self._device = lm.net.device
 
     @property
     def tokenizer_name(self) -> str:

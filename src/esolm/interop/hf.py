@@ -26,6 +26,7 @@ from ..core.visibility import HIDDEN, Visibility, block, causal, full, hide, pre
 from ..likelihood.orders import name_of
 from ..model import LanguageModel
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
+from ..net.protocol import trainable
 from ..storage import folder
 
 IGNORED = -100
@@ -121,8 +122,8 @@ AutoModelForMaskedLM.register(EsoLMConfig, EsoLMForMaskedLM, exist_ok=True)
 def wrap(lm: LanguageModel, about: dict[str, Any] | None = None) -> EsoLMForMaskedLM:
     """A model of esolm as one of transformers, with weights of its own."""
     model: Any = EsoLMForMaskedLM(EsoLMConfig(**folder.describe(lm.net.config, lm.system), about=about))
-    model.net.load_state_dict(lm.net.state_dict())
-    return model.to(lm.net.embed.weight.device).eval()
+    model.net.load_state_dict(trainable(lm.net).state_dict())
+    return model.to(lm.net.device).eval()
 
 
 def logits(net: Denoiser, system: Any, x: Tensor, valid: Tensor | None = None, sigma: Tensor | None = None) -> Tensor:

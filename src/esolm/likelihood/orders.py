@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core import order
 from ..core.noise import scored_tokens
 from ..core.randomness import Randomness, fold
-from ..net.denoiser import Denoiser
+from ..net.protocol import Network
 from . import estimators
 
 OrderNats = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -100,7 +100,7 @@ class Conditional(NamedTuple):
 
 
 def conditional(
-    net: Denoiser,
+    net: Network,
     system: Any,
     x: Tensor,
     valid: Tensor | None,
@@ -133,7 +133,7 @@ class LogProb:
 
 
 def log_prob(
-    net: Denoiser,
+    net: Network,
     system: Any,
     rows: Sequence[Sequence[int]],
     given: Sequence[Sequence[bool]],
@@ -158,7 +158,7 @@ def log_prob(
         )
     exact = is_exact(system, any(map(any, given)), given_order)
     number, paired = (1, False) if exact else (num_orders, antithetic)
-    weights, tokens, device = [], [], net.embed.weight.device
+    weights, tokens, device = [], [], net.device
     for first in range(0, len(rows), batch_size):
         some = slice(first, first + batch_size)
         x, valid = padded(rows[some])
@@ -182,7 +182,7 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return x.view(len(rows), longest), torch.arange(longest) < lengths[:, None]
 
 
-def order_function(net: Denoiser, system: Any) -> tuple[OrderNats, float]:
+def order_function(net: Network, system: Any) -> tuple[OrderNats, float]:
     """What gives the nats of a text under an order, and the alpha_0 that orders are drawn with (0: left to right).
 
     Raises ValueError if the system has no such likelihood.
@@ -210,9 +210,7 @@ def name_of(system: Any) -> str:
     return type(system).__module__.removeprefix("esolm.systems.")
 
 
-def _left_to_right(
-    net: Denoiser, system: Any, x: Tensor, sigma: Tensor, scored: Tensor, valid: Tensor | None
-) -> Tensor:
+def _left_to_right(net: Network, system: Any, x: Tensor, sigma: Tensor, scored: Tensor, valid: Tensor | None) -> Tensor:
     given = ~scored if valid is None else ~scored & valid
     if (given & (scored.cumsum(1) > 0)).any():
         raise ValueError(

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core.noise import scored_tokens
 from ..core.randomness import Randomness, fold
 from ..data import Document, Loader, Manifest, Tokenizer, corpora, detokenize
-from ..net.denoiser import Denoiser
+from ..net.protocol import Network
 from ..runtime.distributed import ALONE, Ranks
 from . import estimators
 from .orders import is_exact, log_weights, order_function
@@ -34,7 +34,7 @@ class Model(Protocol):
     """What is scored with: a network, its system and its tokenizer."""
 
     @property
-    def net(self) -> Denoiser: ...
+    def net(self) -> Network: ...
 
     @property
     def system(self) -> Any: ...
@@ -233,7 +233,7 @@ def nelbo(
     if num_draws < 1 or batch_size < 1:
         raise ValueError(f"num_draws is {num_draws} and batch_size {batch_size}; both must be at least 1")
     total = len(sequences) * num_draws
-    device = lm.net.embed.weight.device
+    device = lm.net.device
     mine = ranks.share(len(sequences))
     draws = range(mine.start * num_draws, mine.stop * num_draws)
 
@@ -279,7 +279,7 @@ def weigh(
     if antithetic and num_orders % 2:
         raise ValueError(f"num_orders is {num_orders}; antithetic orders come in pairs: give an even number")
     nats_of, alpha_0 = order_function(lm.net, lm.system)
-    n, device = len(sequences), lm.net.embed.weight.device
+    n, device = len(sequences), lm.net.device
     width = num_orders if known is None else max(num_orders, known.shape[1])
     matrix = torch.full((n, width), math.nan, dtype=torch.float64)
     if known is not None:

@@ -172,10 +172,22 @@ class Denoiser(nn.Module):
         angle = time.to(wide)[:, None] * frequency
         return F.silu(self.time(torch.cat([angle.cos(), angle.sin()], -1).to(weight.dtype)))[:, None]
 
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache for this network's precision and device."""
-        c, weight = self.config, self.embed.weight
-        return KVCache(c.layers, batch, c.heads, capacity, c.width // c.heads, weight.dtype, weight.device)
+        """An empty cache of this network's type, on its device."""
+        return empty_cache(self.config, batch, capacity, self.dtype, self.device)
+
+
+def empty_cache(c: DenoiserConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+    """A cache with the layers, heads and head width of a network."""
+    return KVCache(c.layers, batch, c.heads, capacity, c.width // c.heads, dtype, device)
 
 
 class Block(nn.Module):

@@ -7,17 +7,17 @@ Shapes: B batch, N network input, H heads, D head width, W width, V vocabulary, 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.terms import token_nats
-from ..core.visibility import Visibility
+from ..core.visibility import Packed, Visibility
 from .attention import attend, attend_cached
 from .cache import KVCache, Window
-from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rows, modulate, rotary_table
+from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rows, empty_cache, modulate, rotary_table
 from .head import CHUNK, Score
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
@@ -26,7 +26,7 @@ FEW = 20
 """Up to so many rows a product with int8 weights is limited by reading them."""
 
 
-class Plain:
+class PlainLinear:
     """x weight + bias, and GELU after it: the slow twin of the other two."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
@@ -37,7 +37,7 @@ class Plain:
         return F.gelu(x, approximate="tanh") if self.gelu else x
 
 
-class Packed:
+class PackedLinear:
     """Weights in the order in which oneDNN reads them. A few rows cost no more than the reading, where PyTorch's own
     product is slower: in float32 from four rows on, in bf16 always."""
 
@@ -49,7 +49,7 @@ class Packed:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, *self.then)
 
 
-class Int8:
+class Int8Linear:
     """Weights as whole numbers from -127 to 127 times a scale for each output; activations in bf16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
@@ -69,7 +69,7 @@ class Int8:
         return out.unflatten(0, x.shape[:-1])
 
 
-Linear = Plain | Packed | Int8
+FoldedLinear = PlainLinear | PackedLinear | Int8Linear
 
 
 class Norm(NamedTuple):
@@ -87,7 +87,7 @@ class Norm(NamedTuple):
 class Maker(NamedTuple):
     """What this network's layers are made of."""
 
-    kind: type[Linear]
+    kind: type[FoldedLinear]
     dtype: torch.dtype  # of products, keys and values
 
     @property
@@ -95,14 +95,16 @@ class Maker(NamedTuple):
         """Of the norms and the residual."""
         return torch.promote_types(self.dtype, torch.float32)
 
-    def linear(self, linear: Any, gate: Tensor | None = None, rows: slice | None = None, gelu: bool = False) -> Linear:
+    def linear(
+        self, linear: Any, gate: Tensor | None = None, rows: slice | None = None, gelu: bool = False
+    ) -> FoldedLinear:
         """gate * (x weight + bias), or some of its outputs."""
         rows = rows or slice(None)
         weight, bias = linear.weight[rows], None if linear.bias is None else linear.bias[rows]
         if gate is not None:
             weight, bias = weight * gate.flatten()[:, None], None if bias is None else bias * gate.flatten()
         bias = None if bias is None else bias.to(self.dtype, copy=True)
-        return self.kind(weight if self.kind is Int8 else weight.to(self.dtype, copy=True), bias, gelu)
+        return self.kind(weight if self.kind is Int8Linear else weight.to(self.dtype, copy=True), bias, gelu)
 
     def norm(self, norm: nn.LayerNorm, shift: Tensor | None, scale: Tensor | None) -> Norm:
         """norm(h) (1 + scale) + shift."""
@@ -124,7 +126,12 @@ class FoldedBlock:
         self.mlp_up, self.mlp_down = make.linear(block.mlp[0], gelu=True), make.linear(block.mlp[2], gate2)
 
     def __call__(
-        self, h: Tensor, rotary: tuple[Tensor, Tensor], visibility: Visibility, past: Past | None, rows: Rows | None
+        self,
+        h: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        visibility: Visibility | Packed,
+        past: Past | None,
+        rows: Rows | None,
     ) -> Tensor:
         """h [B, N, W] -> [B, N, W]; with rows, past the keys and values only those rows go on."""
         a = self.norm1(h)
@@ -157,7 +164,8 @@ class Folded:
         cond, last = net.condition(None), len(net.blocks) - 1
         self.config, self.stream = net.config, make.stream
         self.embed = nn.Embedding.from_pretrained(net.embed.weight.to(make.dtype, copy=True))
-        self.blocks = [FoldedBlock(cast(Block, b), cond, make, i == last) for i, b in enumerate(net.blocks)]
+        blocks = (block for block in net.blocks if isinstance(block, Block))  # a ModuleList is not typed
+        self.blocks = [FoldedBlock(block, cond, make, i == last) for i, block in enumerate(blocks)]
         shift, scale = modulate(net, cond, 2)
         self.norm, self.head = make.norm(net.norm, shift, scale), make.linear(net.head)
 
@@ -165,7 +173,7 @@ class Folded:
         self,
         tokens: Tensor,
         position: Tensor,
-        visibility: Visibility,
+        visibility: Visibility | Packed,
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
@@ -174,7 +182,10 @@ class Folded:
         """As Denoiser.forward; raises ValueError for a time, which is zero here."""
         if time is not None:
             raise ValueError("a folded network is that of time zero: leave time out, or use the network as trained")
-        bias = None if cache is None else as_bias(cache.place(visibility), self.embed.weight.dtype)
+        if cache is None or isinstance(visibility, Packed):
+            bias = None
+        else:
+            bias = as_bias(cache.place(visibility), self.dtype)
         h = self.rows(tokens, position, visibility, cache, bias, out or Rows(slice(0, tokens.shape[1])))
         return self.head(h) if score is None else self.nats(h.flatten(0, -2), score)
 
@@ -182,7 +193,7 @@ class Folded:
         self,
         tokens: Tensor,
         position: Tensor,
-        visibility: Visibility,
+        visibility: Visibility | Packed,
         cache: KVCache | Window | None,
         bias: Tensor | None,
         rows: Rows,
@@ -203,26 +214,40 @@ class Folded:
         nats = torch.cat([token_nats(self.head(part), target, score.exclude) for part, target in parts])
         return nats if score.weight is None else nats * score.weight.to(nats.dtype)
 
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache in the precision of the products."""
-        return Denoiser.new_cache(cast(Denoiser, self), batch, capacity)
+        return empty_cache(self.config, batch, capacity, self.dtype, self.device)
 
 
 @torch.no_grad()
-def fold(net: Denoiser, precision: str | None = None) -> Denoiser:
+def fold(net: Denoiser, precision: str | None = None) -> Folded:
     """A copy of the network at time zero for inference, with the same call; None keeps its precision."""
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"no precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
-    dtype = net.embed.weight.dtype if precision is None else PRECISIONS[precision]
-    kind: type[Linear] = Packed if packs(dtype, net.embed.weight.device) else Plain
-    return cast(Denoiser, Folded(net, Maker(Int8 if precision == "int8" else kind, dtype)))
+    dtype = net.dtype if precision is None else PRECISIONS[precision]
+    kind: type[FoldedLinear] = PackedLinear if packs(dtype, net.device) else PlainLinear
+    return Folded(net, Maker(Int8Linear if precision == "int8" else kind, dtype))
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether PyTorch has oneDNN's layouts there: these operators are private, and other versions may not have them."""
-    known = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
-    small = dtype in (torch.float32, torch.bfloat16)
-    return known and small and device.type == "cpu" and torch.backends.mkldnn.is_available()
+    """Whether PyTorch can pack weights of this type for oneDNN; in bf16 that needs AVX-512."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    # These operators are private to PyTorch, and another version may not have them.
+    ops = torch.ops.mkldnn
+    if not (hasattr(ops, "_reorder_linear_weight") and hasattr(ops, "_linear_pointwise")):
+        return False
+    if dtype == torch.bfloat16:
+        return hasattr(ops, "_is_mkldnn_bf16_supported") and ops._is_mkldnn_bf16_supported()
+    return dtype == torch.float32
 
 
 def as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:

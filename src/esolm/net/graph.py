@@ -10,17 +10,18 @@ Shapes: B batch, N new slots, S slots read, R rows that get logits, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from ..core.visibility import Visibility
+from ..core.visibility import Packed, Visibility
 from .cache import KVCache
-from .denoiser import Denoiser, Rows
+from .denoiser import Rows
 from .fold import Folded
 from .head import Score
+from .protocol import Network
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 """From a function of fixed memory: what does the same again, and where its result then stands."""
@@ -54,7 +55,7 @@ class Graph:
     def __init__(self, net: Folded, room: KVCache, length: int, tokens: Tensor, position: Tensor, out: Rows) -> None:
         self.tokens, self.position = tokens.new_empty(tokens.shape), position.new_empty(position.shape)
         self.slot = tokens.new_empty(tokens.shape)
-        self.bias = net.embed.weight.new_empty(len(tokens), 1, tokens.shape[1], length)
+        self.bias = torch.empty(len(tokens), 1, tokens.shape[1], length, dtype=net.dtype, device=net.device)
         self.index = None if out.index is None else out.index.new_empty(out.index.shape)
         self.net, self.window, self.out = net, room.window(length, self.slot), Rows(out.span, self.index)
         self.replay: Callable[[], object] | None = None
@@ -95,7 +96,7 @@ class Graphed:
 
     def __init__(self, net: Folded, capture: Capture) -> None:
         self.net, self.capture = net, capture
-        self.config, self.embed, self.head = net.config, net.embed, net.head
+        self.config, self.device, self.dtype = net.config, net.device, net.dtype
         self.rooms: list[Room] = []
         self.used: WeakKeyDictionary[KVCache, Room] = WeakKeyDictionary()
 
@@ -120,7 +121,7 @@ class Graphed:
         self,
         tokens: Tensor,
         position: Tensor,
-        visibility: Visibility,
+        visibility: Visibility | Packed,
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
@@ -128,13 +129,13 @@ class Graphed:
     ) -> Tensor:
         """As Denoiser.forward; raises ValueError for a time, which is zero here."""
         out = out or Rows(slice(0, tokens.shape[1]))
-        graph = None
-        if cache is not None and cache in self.used and time is None and score is None:
-            graph = self._graph(self.used[cache], cache.extent, tokens, position, out)
-        if graph is None or cache is None:
-            return self.net(tokens, position, visibility, time, cache, out, score)
-        graph.fill(tokens, position, cache.slots(tokens.shape[1]), cache.place(visibility), out.index)
-        return graph.run(self.capture, visibility)
+        room = None if cache is None or time is not None or score is not None else self.used.get(cache)
+        if cache is not None and room is not None and not isinstance(visibility, Packed):
+            graph = self._graph(room, cache.extent, tokens, position, out)
+            if graph is not None:
+                graph.fill(tokens, position, cache.slots(tokens.shape[1]), cache.place(visibility), out.index)
+                return graph.run(self.capture, visibility)
+        return self.net(tokens, position, visibility, time, cache, out, score)
 
     def _graph(self, room: Room, extent: int, tokens: Tensor, position: Tensor, out: Rows) -> Graph | None:
         """The graph of this shape, from its second step on."""
@@ -151,7 +152,6 @@ class Graphed:
         return room.graphs[shape]
 
 
-def replayed(net: Denoiser) -> Denoiser:
-    """A folded network as it is fastest on its device: where there are graphs, with graphs."""
-    device = net.embed.weight.device
-    return net if device.type != "cuda" else cast(Denoiser, Graphed(cast(Folded, net), cuda_graphs(device)))
+def replayed(net: Folded) -> Network:
+    """A folded network as it is fastest on its device: with graphs on CUDA, unchanged elsewhere."""
+    return Graphed(net, cuda_graphs(net.device)) if net.device.type == "cuda" else net

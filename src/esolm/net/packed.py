@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ..core.visibility import Packed, Part, Visibility
-from .denoiser import Denoiser, Rows
+from .denoiser import Rows
 from .head import Score
+from .protocol import Network
 
 
 class Call(NamedTuple):
@@ -26,7 +27,7 @@ class Call(NamedTuple):
     score: Score
 
 
-def together(net: Denoiser, calls: Sequence[Call]) -> Sequence[Tensor]:
+def together(net: Network, calls: Sequence[Call]) -> Sequence[Tensor]:
     """The nats [R] of each call, by one pass for all."""
     if len(calls) == 1:
         call = calls[0]

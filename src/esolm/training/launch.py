@@ -17,6 +17,7 @@ from ..core.randomness import fold
 from ..data import Loader, Manifest
 from ..model import find_folder, load
 from ..net.denoiser import Denoiser, DenoiserConfig
+from ..net.protocol import trainable
 from ..runtime import distributed, machine
 from ..runtime.distributed import ALONE, Ranks
 from ..storage import checkpoint
@@ -165,7 +166,7 @@ def find_start(run: Path, config: dict[str, Any], manifest: Manifest) -> Start:
             f"--tokenizer {find_folder(init)}"
         )
     config["net"] |= {name: getattr(lm.net.config, name) for name in SIZES}
-    state = lm.net.state_dict()
+    state = trainable(lm.net).state_dict()
     return Start(state, fingerprint(state))
 
 
