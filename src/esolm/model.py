@@ -6,66 +6,40 @@ Shapes: B batch, L length.
 from __future__ import annotations
 
 import dataclasses
-import json
+import re
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from .core.draw import Draw
+from .core.draw import BadLogits
 from .core.order import Schedule
 from .core.randomness import Randomness, fold
 from .data import Tokenizer
-from .likelihood import orders as likelihood
+from .likelihood import orders
 from .likelihood.orders import LogProb
 from .net import fold as folding
-from .net.denoiser import Denoiser, DenoiserConfig
 from .net.graph import replayed
-from .net.protocol import Network, trainable
+from .net.protocol import Network
 from .runtime import machine
+from .sampling.events import Event, Samples, Speculation, tally
+from .sampling.options import SamplingOptions
 from .sampling.request import Request, Step
-from .storage import checkpoint
-from .storage import folder as exported
-from .systems import System, find
+from .storage.models import read_model
+from .systems import System
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-class Event(NamedTuple):
-    """One step of a running sample: what was committed, and everything so far."""
+    from .sampling.options import SamplingKeywords
 
-    step: int  # 0-based, of this batch
-    steps: int  # of the row that has most; where rows differ, bd3lm and variant A may need more
-    committed: Step
-    tokens: Tensor  # int [B, L]; the mask id where nothing is decided yet; the next event changes it
-    schedule: Schedule
-    first: int  # the first sample of this batch
-
-
-@dataclass(frozen=True)
-class Speculation:
-    """What the speculative sampler tried for each sample; drafts behind a rejected one are dropped unjudged."""
-
-    fed: list[int]  # tokens and masks, in all passes
-    drafted: list[int]
-    accepted: list[int]
-    rejected: list[int]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Generated texts with their tokens and what they cost."""
-
-    texts: list[str]
-    tokens: list[list[int]]
-    nfe: list[int]  # network evaluations that each row needed
-    passes: int  # network calls of all batches
-    steps: list[list[list[int]]]  # the schedule of each row: the positions of each step
-    seconds: float
-    speculation: Speculation | None = None  # of sampler speculative
+Row = list[int | None]
+"""The tokens of a sample: given ids, and None where a token is to be drawn."""
+BLANK = "____"
 
 
 def load(
@@ -75,56 +49,21 @@ def load(
     device: str = "cpu",
     precision: str | None = None,
 ) -> LanguageModel:
-    """The model of a run folder, of one checkpoint, or of a folder of `esolm convert`, `esolm export` or transformers.
+    """Load the model of a run folder, a checkpoint, a model folder (`esolm export`, `esolm convert`, transformers), or
+    a bundled model by its name, such as `books`.
 
-    A name that is no folder may be that of a model that comes with the package, as `books`.
     weights: `ema`, or `model` for the raw ones. which: `best` (lowest validation loss) or `last` checkpoint of a run.
-    precision: `float32`, `bf16`, `int8` (weights only) or `auto`, bf16 where the machine is fast at it, prepare the
-    network for inference, which makes it faster and final; None leaves it as it was trained.
+    device: `auto` (a GPU if there is one), `cpu`, `cuda`, `mps`.
+    precision: `float32`, `bf16`, `int8` (weights only), or `auto` (bf16 where the machine is fast at it) convert the
+    network for inference, which makes it faster and read-only; None leaves it as it was trained.
     """
     machine.settle()
+    place = machine.pick_device(device)
+    stored = read_model(path, weights, which, str(place))
+    net: Network = stored.net
     if precision is not None:
-        precision = machine.pick_weights(precision, torch.device(device))
-        lm = load(path, weights, which, device)
-        return dataclasses.replace(lm, net=replayed(folding.fold(trainable(lm.net), precision)))
-    path = find_folder(path)
-    if exported.is_model(path):
-        for name, value, only in (("weights", weights, "ema"), ("which", which, "best")):
-            if value != only:
-                raise ValueError(f"{name} is {value!r}; {path} has one set of weights: leave it out")
-        return LanguageModel(*exported.read(path, device))
-    folder, home = locate(path, which)
-    if weights not in ("ema", "model"):
-        raise ValueError(f"weights is {weights!r}; it must be 'ema' or 'model'")
-    identity = checkpoint.read(folder)["identity"]
-    net = Denoiser(DenoiserConfig(**identity["net"]))
-    net.load_state_dict(checkpoint.load(folder, weights, device))
-    options = dict(identity["system"])
-    return LanguageModel(net.to(device).eval(), find(options.pop("name"))(**options), Tokenizer.load(home))
-
-
-def find_folder(path: str | Path) -> Path:
-    """The folder, or that of a model of the package by this name; raises ValueError if there is neither."""
-    if (found := Path(path)).is_dir():
-        return found
-    known = exported.packaged()
-    if str(path) in known:
-        return known[str(path)]
-    names = f", or one of {', '.join(known)}" if known else ""
-    raise ValueError(f"{path} is not a folder: give a run folder or a checkpoint folder{names}")
-
-
-def locate(path: Path, which: str = "best") -> tuple[Path, Path]:
-    """The checkpoint that a run folder or a checkpoint folder stands for, and the run folder."""
-    if which not in ("best", "last"):
-        raise ValueError(f"which is {which!r}; it must be 'best' or 'last'")
-    if (path / "state.json").is_file():
-        return path, path.parent.parent
-    root = path / "checkpoints"
-    found = (checkpoint.best(root) if which == "best" else None) or checkpoint.latest(root)
-    if found is None:
-        raise ValueError(f"{path} has no checkpoint: train it first, or give a checkpoint folder")
-    return found, path
+        net = replayed(folding.fold(stored.net, machine.pick_weights(precision, place)))
+    return LanguageModel(net, stored.system, stored.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -135,26 +74,86 @@ class LanguageModel:
     system: System
     tokenizer: Tokenizer
 
-    def sample(self, num_samples: int = 1, length: int | None = None, **options: Any) -> Samples:
-        """Texts from scratch or from a prompt; see `stream` for the options."""
-        return collect(self, self.stream(num_samples, length, **options))
+    def sample(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        num_samples: int | None = None,
+        length: int | None = None,
+        *,
+        tokens: Sequence[Sequence[int | None]] | None = None,
+        part: range | None = None,
+        **options: Unpack[SamplingKeywords],
+    ) -> Samples:
+        """Generate texts from scratch or from a prompt.
+
+        prompt: one text for all samples, or one for each. num_samples: by default one for each prompt.
+        length: tokens of a sample, the prompt included; by default the training length.
+        tokens: given token ids by position and None elsewhere, one row for each sample, instead of a prompt.
+        part: generate only these of the samples. options: the fields of `SamplingOptions`.
+        """
+        return collect(self, self.stream(prompt, num_samples, length, tokens=tokens, part=part, **options))
+
+    def stream(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        num_samples: int | None = None,
+        length: int | None = None,
+        *,
+        tokens: Sequence[Sequence[int | None]] | None = None,
+        part: range | None = None,
+        **options: Unpack[SamplingKeywords],
+    ) -> Iterator[Event]:
+        """Generate as `sample` does, and yield an event after each step."""
+        if tokens is not None:
+            if prompt is not None or length is not None or num_samples not in (None, len(tokens)):
+                raise ValueError("give tokens without prompt and length, and one row of tokens for each sample")
+            return self._stream([list(row) for row in tokens], len(tokens), part, SamplingOptions(**options))
+        if not (prompt is None or isinstance(prompt, str | Sequence)):
+            raise ValueError(f"prompt is {prompt!r}; it must be a text or several: write num_samples={prompt!r}")
+        length = self.net.config.length if length is None else length
+        if length < 1:
+            raise ValueError(f"length is {length}; it must be at least 1")
+        prompts = [prompt or ""] if prompt is None or isinstance(prompt, str) else list(prompt)
+        total = len(prompts) if num_samples is None else num_samples
+        if len(prompts) not in (1, total) or total < 1:
+            raise ValueError(f"{len(prompts)} prompts for {total} samples: give one prompt, or one for each sample")
+        rows = Prompts(self.tokenizer, prompts, length)
+        return self._stream(rows, total, part, SamplingOptions(**options))
 
     def infill(
-        self, text: str, blank: str = "____", tokens_per_blank: int | Sequence[int] = 8, **options: Any
+        self,
+        text: str | Sequence[str],
+        blank: str = BLANK,
+        tokens_per_blank: int | Sequence[int] = 8,
+        num_samples: int = 1,
+        **options: Unpack[SamplingKeywords],
     ) -> Samples:
-        """The text with every blank filled in; see `stream` for further options."""
-        return collect(self, self.infill_stream(text, blank, tokens_per_blank, **options), cut=False)
+        """Fill in every blank of a text, or of several, `num_samples` times each.
+
+        blank: what marks a blank; four or more underscores by default. options: the fields of `SamplingOptions`.
+        """
+        events = self.infill_stream(text, blank, tokens_per_blank, num_samples, **options)
+        return collect(self, events, cut=False)
 
     def infill_stream(
         self,
-        text: str,
-        blank: str = "____",
+        text: str | Sequence[str],
+        blank: str = BLANK,
         tokens_per_blank: int | Sequence[int] = 8,
         num_samples: int = 1,
-        **options: Any,
+        part: range | None = None,
+        **options: Unpack[SamplingKeywords],
     ) -> Iterator[Event]:
-        """`infill` as it happens."""
-        parts = text.split(blank)
+        """Fill in as `infill` does, and yield an event after each step."""
+        texts = [text] if isinstance(text, str) else list(text)
+        if num_samples < 1 or not texts:
+            raise ValueError(f"{len(texts)} texts and num_samples {num_samples}; both must be at least 1")
+        rows = [self._with_blanks(each, blank, tokens_per_blank) for each in texts]
+        repeated = [row for row in rows for _ in range(num_samples)]
+        return self._stream(repeated, len(repeated), part, SamplingOptions(**options))
+
+    def _with_blanks(self, text: str, blank: str, tokens_per_blank: int | Sequence[int]) -> Row:
+        parts = re.split("_{4,}", text) if blank == BLANK else text.split(blank)
         if self.tokenizer.spaced:  # the space before a blank is part of the word that fills it
             parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
         pieces = [self.tokenizer.encode(part) for part in parts]
@@ -164,55 +163,10 @@ class LanguageModel:
         sizes = [tokens_per_blank] * blanks if isinstance(tokens_per_blank, int) else list(tokens_per_blank)
         if len(sizes) != blanks or min(sizes) < 1:
             raise ValueError(f"tokens_per_blank is {sizes}; the text has {blanks} blanks, each of at least one token")
-        row = list[int | None](pieces[0])
+        row = Row(pieces[0])
         for size, piece in zip(sizes, pieces[1:], strict=True):
             row += [*[None] * size, *piece]
-        return self.stream(num_samples, tokens=[row] * num_samples, **options)
-
-    def stream(
-        self,
-        num_samples: int = 1,
-        length: int | None = None,
-        *,
-        prompt: str | Sequence[str] | None = None,
-        tokens: Sequence[Sequence[int | None]] | None = None,
-        sampler: str | None = None,
-        alpha_0: float | None = None,
-        num_steps: int | None = None,
-        parallelism: int | None = None,
-        order: Sequence[int] | None = None,
-        window: int | None = None,
-        given_order: str = "ascending",
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int | None = None,
-        seed: int = 0,
-        batch_size: int = 32,
-        part: range | None = None,
-    ) -> Iterator[Event]:
-        """`sample` as it happens: what each step committed.
-
-        length: tokens in all, the prompt included; by default the training length. prompt: one text for all samples or
-        one for each. tokens: given token ids by position and None elsewhere, one row for each sample, instead of a
-        prompt. alpha_0, num_steps (T), sampler and order may differ from training. window: tokens drawn ahead of a
-        speculative pass; None adapts it. given_order: the order among the given tokens, random or ascending. seed:
-        decides everything, for each sample alone: batches do not matter. part: make only these of the samples.
-        """
-        rows = self._rows(num_samples, length, prompt, tokens)
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-        settings = {
-            "sampler": sampler, "alpha_0": alpha_0, "num_steps": num_steps, "parallelism": parallelism,
-            "order": None if order is None else torch.tensor([list(order)]), "given_order": given_order,
-            "window": window, "draw": Draw(temperature, top_p, top_k),
-        }  # fmt: skip
-        batches, longest = [], max(map(len, rows))
-        part = range(num_samples) if part is None else part
-        for first in part[::batch_size]:
-            rng = Randomness(fold(seed, "sample"), first, num_samples)
-            request = self._request(rows[first : min(first + batch_size, part.stop)], longest, settings)
-            batches.append((request, self.system.plan(request, rng), rng))  # wrong requests fail before any work
-        return self._run(batches)
+        return row
 
     def log_prob(
         self,
@@ -224,9 +178,9 @@ class LanguageModel:
     ) -> LogProb:
         """log p of texts given their context, over orders that begin with the context.
 
-        text: a text, token ids, or several of either. context: the same, stands before the text; one for all or one
-        for each. given: positions of the text that are context too, wherever they stand; for all or for each.
-        options: num_orders, estimator, antithetic, given_order, seed, batch_size of `likelihood.log_prob`.
+        text: a text, token ids, or several of either. context: the same, which comes before the text; one for all or
+        one for each. given: positions of the text that are context too; for all or for each.
+        options: num_orders, estimator, antithetic, given_order, seed, batch_size of `likelihood.orders.log_prob`.
         """
         texts = self._ids(text)
         if not texts or not all(texts):
@@ -245,7 +199,7 @@ class LanguageModel:
             kept.append([*[True] * len(before), *(p in seen for p in range(len(ids)))])
         if (longest := max(map(len, rows))) > (length := self.net.config.length):
             raise ValueError(f"a text of {longest} tokens; the model was trained on {length}: use rolling_log_prob")
-        return likelihood.log_prob(self.net, with_alpha_0(self.system, alpha_0), rows, kept, **options)
+        return orders.log_prob(self.net, self.at(alpha_0).system, rows, kept, **options)
 
     def rolling_log_prob(
         self,
@@ -255,18 +209,25 @@ class LanguageModel:
         alpha_0: float | None = None,
         **options: Any,
     ) -> LogProb:
-        """log p of one text of any length, each token scored once: windows of `length` tokens, by default the training
-        length, that score `stride` new ones (half the length by default) after length - stride of context."""
+        """log p of one text of any length, each token scored once.
+
+        Windows of `length` tokens, by default the training length, score `stride` new tokens each, by default half the
+        length, after length - stride tokens of context.
+        """
         if not any(texts := self._ids(text)) or len(texts) > 1:
             raise ValueError(f"{len(texts)} texts: give one, of at least one token")
         ids = texts[0]
         length = self.net.config.length if length is None else length
-        parts = likelihood.windows(len(ids), length, max(1, length // 2) if stride is None else stride)
+        parts = orders.windows(len(ids), length, max(1, length // 2) if stride is None else stride)
         rows = [ids[start:end] for start, _, end in parts]
         kept = [[start + i < first for i in range(end - start)] for start, first, end in parts]
-        found = likelihood.log_prob(self.net, with_alpha_0(self.system, alpha_0), rows, kept, **options)
+        found = orders.log_prob(self.net, self.at(alpha_0).system, rows, kept, **options)
         tokens = [t for (start, first, _), values in zip(parts, found.tokens) for t in values[first - start :]]
         return dataclasses.replace(found, total=found.total.sum(0, keepdim=True), tokens=[tokens])
+
+    def at(self, alpha_0: float | None) -> LanguageModel:
+        """The same model evaluated at another alpha_0; None leaves it."""
+        return self if alpha_0 is None else dataclasses.replace(self, system=self.system.with_alpha_0(alpha_0))
 
     def _ids(self, text: str | Sequence[Any]) -> list[list[int]]:
         """One row of token ids for each text."""
@@ -281,69 +242,75 @@ class LanguageModel:
         vocabulary = self.net.config.vocab_size
         for token in tokens:
             if not 0 <= token < vocabulary or token == self.system.mask_id:
-                raise ValueError(f"token {token} is not in the vocabulary of {vocabulary}, the mask apart")
+                raise ValueError(f"token {token} is not among the ids 0 .. {vocabulary - 1} without the mask")
 
-    def _run(self, batches: list[tuple[Request, Schedule, Randomness]]) -> Iterator[Event]:
-        for request, schedule, rng in batches:
-            tokens = torch.where(request.given, request.x, self.system.mask_id).cpu()
+    def _stream(self, rows: Sequence[Row], total: int, part: range | None, options: SamplingOptions) -> Iterator[Event]:
+        """Sample rows[i % len(rows)] for each sample i of `part`, in batches that are made one after another."""
+        part = range(total) if part is None else part
+        longest = rows.length if isinstance(rows, Prompts) else max(map(len, rows), default=0)
+        firsts = part[:: options.batch_size]
+
+        def batch(first: int) -> tuple[Request, Schedule, Randomness]:
+            some = [rows[i % len(rows)] for i in range(first, min(first + options.batch_size, part.stop))]
+            request = self._request(some, longest, options)
+            rng = Randomness(fold(options.seed, "sample"), first, total)
+            return request, self.system.plan(request, rng), rng
+
+        begun = [batch(first) for first in firsts[:1]]  # a wrong request fails before any work
+        return self._run(batch, begun, firsts)
+
+    def _run(
+        self,
+        batch: Callable[[int], tuple[Request, Schedule, Randomness]],
+        begun: list[tuple[Request, Schedule, Randomness]],
+        firsts: range,
+    ) -> Iterator[Event]:
+        for number, first in enumerate(firsts):
+            request, schedule, rng = batch(first) if number else begun[0]
+            tokens = torch.where(request.given, request.x.cpu(), self.system.mask_id)
             if not schedule.nfe.any():  # all of this batch is given: one event that commits nothing
                 none = torch.zeros(len(tokens), 0, dtype=torch.long)
-                nothing = Step(none, none, none.bool())
-                yield Event(0, schedule.sizes.shape[1], nothing, tokens, schedule, rng.first)
+                yield Event(0, schedule.sizes.shape[1], Step(none, none, none.bool()), tokens, schedule, first)
                 continue
             iterator = self.system.sample(self.net, request, schedule, rng)
             for k in range(1 << 62):
-                with torch.inference_mode():  # not held while the caller looks at an event
-                    step = next(iterator, None)
+                try:
+                    with torch.inference_mode():  # not held while the caller looks at an event
+                        step = next(iterator, None)
+                except BadLogits as error:
+                    raise ValueError(f"sampling failed at step {k} of samples from {first} on: {error}") from error
                 if step is None:
                     break
                 row, column = step.drawn.nonzero(as_tuple=True)
                 tokens[row, step.position[row, column]] = step.token.cpu()[row, column]
-                yield Event(k, schedule.sizes.shape[1], step, tokens, schedule, rng.first)
+                yield Event(k, schedule.sizes.shape[1], step, tokens, schedule, first)
 
-    def _rows(
-        self,
-        num_samples: int,
-        length: int | None,
-        prompt: str | Sequence[str] | None,
-        tokens: Sequence[Sequence[int | None]] | None,
-    ) -> list[list[int | None]]:
-        """Given ids and None, one row of its length for each sample."""
-        if num_samples < 1:
-            raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
-        if tokens is not None:
-            if prompt is not None or len(tokens) != num_samples:
-                raise ValueError(f"give either prompt or tokens, and {num_samples} rows of tokens, one for each sample")
-            rows = [list(row) for row in tokens]
-            if length is not None and {len(row) for row in rows} != {length}:
-                raise ValueError(f"length is {length} and the rows of tokens are not: leave length out")
-            if not all(rows):
-                raise ValueError("a row of tokens is empty: give at least one position, None where it is to be drawn")
-        else:
-            length = self.net.config.length if length is None else length
-            if length < 1:
-                raise ValueError(f"length is {length}; it must be at least 1")
-            prompts = [prompt or ""] * num_samples if prompt is None or isinstance(prompt, str) else list(prompt)
-            if len(prompts) != num_samples:
-                raise ValueError(f"{len(prompts)} prompts for {num_samples} samples: give one, or one for each")
-            rows = []
-            for text in prompts:
-                ids = self.tokenizer.encode(text)
-                if len(ids) > length:
-                    raise ValueError(f"the prompt has {len(ids)} tokens and length is {length}: raise length")
-                rows.append([*ids, *[None] * (length - len(ids))])
+    def _request(self, rows: Sequence[Row], longest: int, options: SamplingOptions) -> Request:
+        if not all(rows):
+            raise ValueError("a row of tokens is empty: give at least one position, None where it is to be drawn")
         self._check(t for row in rows for t in row if t is not None)
         if not any(None in row for row in rows):
             raise ValueError("every token is given, which leaves nothing to generate: raise length")
-        return rows
-
-    def _request(self, rows: list[list[int | None]], longest: int, settings: dict[str, Any]) -> Request:
-        device = self.net.device
         lengths = torch.tensor([len(row) for row in rows])
         x = torch.tensor([[0 if t is None else t for t in row] + [0] * (longest - len(row)) for row in rows])
         given = torch.tensor([[t is not None for t in row] + [False] * (longest - len(row)) for row in rows])
-        valid = torch.arange(longest) < lengths[:, None]
-        return Request(x.to(device), given, valid, **settings)
+        return Request(x.to(self.net.device), given, torch.arange(longest) < lengths[:, None], options)
+
+
+class Prompts(Sequence[Row]):
+    """Rows that begin with a prompt, encoded when they are needed."""
+
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> None:
+        self.tokenizer, self.texts, self.length = tokenizer, texts, length
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: Any) -> Any:
+        ids = self.tokenizer.encode(self.texts[index])
+        if len(ids) > self.length:
+            raise ValueError(f"the prompt has {len(ids)} tokens and length is {self.length}: raise length")
+        return [*ids, *[None] * (self.length - len(ids))]
 
 
 def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Samples:
@@ -353,7 +320,7 @@ def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Sam
     for event in events:
         last[event.first] = event
         passes += event.committed.drawn.shape[1] > 0
-        work[event.first] = _tally(event.committed) + work.get(event.first, 0)
+        work[event.first] = tally(event.committed) + work.get(event.first, 0)
         speculative |= event.committed.drafts is not None
     seconds = time.perf_counter() - begin
     texts, tokens, steps = [], [], []
@@ -370,33 +337,7 @@ def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Sam
     return Samples(texts, tokens, nfe, passes, steps, seconds, Speculation(*tried) if speculative else None)
 
 
-def _tally(step: Step) -> Tensor:
-    """Of each row, int [B, 5]: whether it got a token, and what was fed, drafted, accepted and rejected."""
-    got = step.drawn.any(1).long()
-    if step.drafts is None:
-        return F.pad(got[:, None], (0, 4))
-    drafted, accepted = step.drafts.drawn.sum(1), step.drafts.accepted
-    return torch.stack([got, step.drafts.fed, drafted, accepted, (accepted < drafted).long()], 1)
-
-
-def with_alpha_0(system: System, alpha_0: float | None) -> System:
-    """The system with another share of diffusion; None leaves it."""
-    if alpha_0 is None:
-        return system
-    if not hasattr(system, "alpha_0"):
-        raise ValueError(f"alpha_0 is {alpha_0}; {likelihood.name_of(system)} has none: leave it out")
-    return dataclasses.replace(system, alpha_0=alpha_0)  # type: ignore[type-var]
-
-
 def until(ids: list[int], end: int | None, drawn: Container[int] | None = None) -> list[int]:
     """The tokens before the first end token; of those at drawn positions, if these are given."""
     ends = (i for i, token in enumerate(ids) if token == end and (drawn is None or i in drawn))
     return ids[: next(ends, None)]
-
-
-def describe(lm: LanguageModel) -> dict[str, Any]:
-    """System, network and size, as JSON holds them."""
-    fields = dataclasses.asdict(lm.system)  # type: ignore[call-overload]
-    parameters = sum(p.numel() for p in trainable(lm.net).parameters())
-    described = {"system": fields, "net": dataclasses.asdict(lm.net.config), "parameters": parameters}
-    return json.loads(json.dumps(described))

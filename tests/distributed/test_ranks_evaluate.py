@@ -73,7 +73,7 @@ def test_orders_are_kept_in_parts_and_joined(run, data, two, capsys, tmp_path, m
     def never(*_, **__):
         raise AssertionError("an order that was known is drawn again")
 
-    monkeypatch.setattr(sys.modules["esolm.evaluate"], "log_weights", never)
+    monkeypatch.setattr(sys.modules["esolm.likelihood.orders"], "under_orders", never)
     (found,) = alone(capsys, argv)
     assert found["num_orders"] == 3
     assert [file.name for file in tmp_path.iterdir()] == ["work"]

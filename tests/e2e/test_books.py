@@ -53,7 +53,7 @@ def test_samples_are_english_words(lm: esolm.LanguageModel) -> None:
     """A sixth of the words are among the commonest, left to right and by diffusion in 16 steps."""
     common = {"the", "of", "and", "to", "a", "in", "he", "it", "was", "that", "his", "i", "with", "as", "had", "you"}
     for options in ({"sampler": "left_to_right"}, {"alpha_0": 1.0, "num_steps": 16}):
-        text = lm.sample(1, top_p=0.9, seed=0, **options).texts[0]
+        text = lm.sample(num_samples=1, top_p=0.9, seed=0, **options).texts[0]
         words = [word.strip(".,;!?\"'").lower() for word in text.split()]
         assert len(words) > 30
         assert sum(word in common for word in words) / len(words) > 1 / 6

@@ -67,7 +67,7 @@ def test_another_system_and_a_longer_context(home, tmp_path):
     assert cli.main(command(home, tmp_path / "run", home / "first", "--system.name=mdlm", data="long")) == 0
     lm = esolm.load(tmp_path / "run")
     assert lm.net.config.length == 4 * tiny.LENGTH
-    assert len(lm.sample(1, seed=1).tokens[0]) == 4 * tiny.LENGTH
+    assert len(lm.sample(num_samples=1, seed=1).tokens[0]) == 4 * tiny.LENGTH
 
 
 def test_resuming_is_exact_even_when_the_weights_are_gone(home, tmp_path, monkeypatch, capsys):

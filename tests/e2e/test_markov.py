@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.core.terms import total
 from esolm.net.denoiser import Denoiser, DenoiserConfig
@@ -69,7 +70,7 @@ def fit(system: Any, chain: Chain) -> Denoiser:
         for group in optimizer.param_groups:
             group["lr"] = RATE * min((step + 1) / 40, 1.5 * (1 - step / STEPS), 1.0)
         rng = Randomness(0, 0, BATCH).at(step)
-        loss = total(system.terms(net, x, None, None, rng, True), system.counts(everything, rng))
+        loss = total(system.terms(net, Batch(x), rng, True), system.counts(everything, rng))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
@@ -82,7 +83,7 @@ def bound(system: Any, net: Denoiser, x: Tensor) -> Tensor:
     """The system's bound of each sequence, the mean of several draws: [B]."""
     runs = []
     for draw in range(DRAWS):
-        terms = system.terms(net, x, None, None, Randomness(9, 0, len(x)).at(draw), False)
+        terms = system.terms(net, Batch(x), Randomness(9, 0, len(x)).at(draw), False)
         runs.append(sum(term.nats.double().sum(1) for term in terms))
     return torch.stack(runs).mean(0)
 

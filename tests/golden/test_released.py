@@ -45,7 +45,7 @@ def test_the_averaged_weights_come_out(tmp_path: Path, capsys: pytest.CaptureFix
     assert found.keys() - expected.keys() <= {"backbone.rotary_emb.inv_freq"}
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
     assert lm.tokenizer.encode("w7") == [7]
-    assert lm.sample(2, seed=1).tokens == esolm.load(tmp_path / "out").sample(2, seed=1).tokens
+    assert lm.sample(num_samples=2, seed=1).tokens == esolm.load(tmp_path / "out").sample(num_samples=2, seed=1).tokens
 
 
 def test_the_raw_weights_on_request(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import torch
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
-from esolm.likelihood.orders import order_function, windows
+from esolm.core.batch import Batch
+from esolm.likelihood.orders import windows
 from esolm.model import LanguageModel
 from support import paper, toy
 
@@ -61,7 +62,6 @@ def test_conditional_is_joint_minus_context_under_each_order(name: str) -> None:
     """For each order that begins with the context: p(target | context) p(context) = p(x), where p(context) is the sum
     of p over all targets."""
     lm = model(name)
-    nats_of, _ = order_function(lm.net, lm.system)
     for context in splits(name):
         target = [i for i in range(L) if i not in context]
         rows = torch.tensor([X] * (V - 1) ** len(target))
@@ -71,8 +71,8 @@ def test_conditional_is_joint_minus_context_under_each_order(name: str) -> None:
         for sigma in list(orders(context, 1.0))[:3]:
             at = torch.tensor(sigma).expand_as(rows)
             with torch.no_grad():
-                joint = -nats_of(rows, at, torch.ones_like(scored), None).sum(1)
-                found = -nats_of(rows, at, scored, None).sum(1)
+                joint = -lm.system.order_nats(lm.net, Batch(rows), at).sum(1)
+                found = -lm.system.order_nats(lm.net, Batch(rows, given=~scored), at).sum(1)
             torch.testing.assert_close(found, joint - joint.logsumexp(0), **CLOSE)
 
 
@@ -96,13 +96,13 @@ def test_conditional_over_all_given_first_orders(name: str) -> None:
     """Every drawn log-weight is that of an enumerated order, and their mean weight is the enumerated one at 5 standard
     errors (a right one fails with p < 6e-7 per split, and the draws are fixed)."""
     lm, draws = model(name), 500 * 4
-    nats_of, alpha_0 = order_function(lm.net, lm.system)
+    alpha_0 = lm.system.order_alpha_0
     for context in ([1], [0, 2], [3, 1], [1, 2, 3]):
         chance = orders(context, alpha_0)
         sigma, rows = torch.tensor(list(chance)), torch.tensor([X] * len(chance))
         scored = torch.tensor([[i not in context for i in range(L)]] * len(chance))
         with torch.no_grad():
-            values = -nats_of(rows, sigma, scored, None).sum(1)
+            values = -lm.system.order_nats(lm.net, Batch(rows, given=~scored), sigma).sum(1)
         exact = (torch.tensor(list(chance.values())).log() + values).logsumexp(0)
         found = lm.log_prob([X] * 500, given=context, num_orders=4, given_order="random", batch_size=500)
         assert found.kind == "bound"

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from esolm.core import order
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.likelihood import estimators
-from esolm.likelihood.orders import draw_orders, log_weights, order_function
+from esolm.likelihood.orders import draw_orders, under_orders
 from support import paper, toy
 
 V, L, MASK = 4, 4, 3
@@ -35,9 +36,8 @@ REPLICATIONS = 20_000
 def table(name: str = "esolm", seed: int = 0) -> Tensor:
     """log p(x | sigma) of every text under every order, [81, 24]."""
     net, system = toy.network(V, L, seed=seed), toy.make(name, MASK, **SYSTEMS[name])
-    everything = torch.ones_like(TEXTS, dtype=torch.bool)
     with torch.no_grad():
-        columns = [system.order_nats(net, TEXTS, torch.tensor(s).expand_as(TEXTS), everything).sum(1) for s in ORDERS]
+        columns = [system.order_nats(net, Batch(TEXTS), torch.tensor(s).expand_as(TEXTS)).sum(1) for s in ORDERS]
     return -torch.stack(columns, 1)
 
 
@@ -89,15 +89,15 @@ def test_drawn_orders_and_their_weights(name: str, antithetic: bool, alpha_0: fl
     draws, text = 4000, hardest(table(name))
     x = TEXTS[text].expand(draws, -1)
     rng = Randomness(5, 0, draws)
-    sigma = [draw_orders(x, alpha_0, rng, k, antithetic) for k in (0, 1)]
+    sigma = [draw_orders(Batch(x), alpha_0, rng, k, antithetic) for k in (0, 1)]
     place = torch.stack([torch.tensor([ORDERS.index(tuple(s)) for s in drawn.tolist()]) for drawn in sigma], 1)
     expected = chances(alpha_0)
     for number in (0, 1):
         found = torch.bincount(place[:, number], minlength=24) / draws
         assert ((found - expected).abs() <= 5 * (expected * (1 - expected) / draws).sqrt()).all()
-    nats_of, _ = order_function(toy.network(V, L), toy.make(name, MASK, **SYSTEMS[name]))
+    system = toy.make(name, MASK, **SYSTEMS[name] | ({"alpha_0": alpha_0} if name == "esolm" else {}))
     some = 64 if name == "mdlm" else 512
-    log_w = log_weights(nats_of, x[:some], alpha_0, rng, range(2), antithetic)
+    log_w = -under_orders(toy.network(V, L), system, Batch(x[:some]), rng, range(2), antithetic).sum(-1).T
     torch.testing.assert_close(log_w, table(name)[text][place[:some]], rtol=1e-10, atol=1e-10)
     within(table(name)[text][place].exp().mean(1), math.exp(-exact(table(name), alpha_0)[text]))
 
@@ -107,8 +107,8 @@ def test_antithetic_orders_reverse_the_diffusion_part_only() -> None:
     given, valid = torch.arange(9).expand_as(x) % 4 == 1, torch.arange(9).expand_as(x) < 8
     rng = Randomness(1, 0, 200)
     for alpha_0 in (1.0, 0.5, 0.0):
-        one, two = (draw_orders(x, alpha_0, rng, k, True, valid, given, "random") for k in (6, 7))
-        other = draw_orders(x, alpha_0, rng, 8, True, valid, given, "random")
+        one, two = (draw_orders(Batch(x, valid, given), alpha_0, rng, k, True, "random") for k in (6, 7))
+        other = draw_orders(Batch(x, valid, given), alpha_0, rng, 8, True, "random")
         assert not torch.equal(one, other)
         clean = rng.at("orders", 3).at("mask").uniform(rng.examples(200), 9) < alpha_0
         for a, b, c in zip(one.tolist(), two.tolist(), clean.tolist()):
@@ -207,6 +207,6 @@ def test_left_to_right_is_one_order() -> None:
     x = TEXTS[:5]
     for k in (0, 1, 7):
         for antithetic in (False, True):
-            found = draw_orders(x, 0.0, Randomness(0, 0, 5), k, antithetic)
+            found = draw_orders(Batch(x), 0.0, Randomness(0, 0, 5), k, antithetic)
             assert torch.equal(found, torch.arange(L).expand_as(found))
     assert torch.equal(order.inverse(found), found)

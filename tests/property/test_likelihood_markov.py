@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.core.terms import total
 from esolm.likelihood import estimators
 from esolm.likelihood import scoring as evaluate
 from esolm.likelihood.orders import is_exact
+from esolm.likelihood.texts import Sequences
 from esolm.model import LanguageModel
 from esolm.net.denoiser import Denoiser, DenoiserConfig
 from esolm.systems import find
@@ -53,7 +55,7 @@ def lm(request: pytest.FixtureRequest) -> LanguageModel:
         for group in optimizer.param_groups:
             group["lr"] = RATE * min((step + 1) / 20, 1.0, 2 * (1 - step / STEPS))
         rng = Randomness(0, 0, BATCH).at(step)
-        total(system.terms(net, x, None, None, rng, True), system.counts(everything, rng)).backward()
+        total(system.terms(net, Batch(x), rng, True), system.counts(everything, rng)).backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -77,7 +79,7 @@ def every_order(lm: LanguageModel, x: Tensor) -> Tensor:
     columns = []
     for sigma in ORDERS.split(90):
         rows = x.repeat_interleave(len(sigma), 0)
-        nats = lm.system.order_nats(lm.net, rows, sigma.repeat(len(x), 1), torch.ones_like(rows) > 0)  # type: ignore
+        nats = lm.system.order_nats(lm.net, Batch(rows), sigma.repeat(len(x), 1))  # type: ignore
         columns.append(-nats.double().sum(1).view(len(x), -1))
     return torch.cat(columns, 1)
 
@@ -87,7 +89,7 @@ def test_source_exact_bound(lm: LanguageModel) -> None:
     exact < L_AO, by enumeration; the estimators on drawn orders agree with both. No inequality with the NELBO of the
     two-term loss is asserted: its process differs a little; it is printed."""
     x, own = source(N, 2)
-    texts = evaluate.Sequences("chain", x, None, None, 0)
+    texts = Sequences("chain", Batch(x), 0)
     log_w, chance = every_order(lm, x), chances(lm.system.alpha_0)  # type: ignore[attr-defined]
     exact, single = -(log_w + chance.log()).logsumexp(1), -(log_w * chance).sum(1)
     assert not is_exact(lm.system)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from esolm.core import order
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.core.terms import token_nats
 from esolm.core.visibility import Visibility, causal, full, hide, two_stream
-from esolm.likelihood.orders import conditional, log_weights, order_function
+from esolm.likelihood.orders import under_orders, weigh
 from esolm.net.denoiser import Denoiser, Rows
 from support import toy
 
@@ -67,7 +68,7 @@ def test_one_pass_equals_l_passes_with_its_gradient(net: Denoiser, seed: int, co
     scored = order.inverse(sigma) >= context
     weight = torch.rand(B, L, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     system = toy.make("esolm", MASK, alpha_0=1.0)
-    one, many = system.order_nats(net, x, sigma, scored), by_passes(net, x, sigma, scored)
+    one, many = system.order_nats(net, Batch(x, given=~scored), sigma), by_passes(net, x, sigma, scored)
     torch.testing.assert_close(one, many, **CLOSE)
     assert torch.equal(one > 0, scored)
     for a, b in zip(gradients(net, (one * weight).sum()), gradients(net, (many * weight).sum())):
@@ -79,15 +80,14 @@ def test_the_gradient_of_the_bidirectional_likelihood() -> None:
     """Finite differences of one parameter, through L passes."""
     net, system = toy.network(V, L), toy.make("mdlm", MASK)
     x, sigma = toy.text(B, L, V), toy.permutations(B, L)
-    everything = torch.ones_like(x, dtype=torch.bool)
     weight = net.blocks[0].attn_qkv.weight
-    (gradient,) = torch.autograd.grad(system.order_nats(net, x, sigma, everything).sum(), weight)
+    (gradient,) = torch.autograd.grad(system.order_nats(net, Batch(x), sigma).sum(), weight)
     for i, j in ((0, 0), (17, 3), (40, 9)):
         values = []
         with torch.no_grad():
             for change in (1e-5, -2e-5):
                 weight[i, j] += change
-                values.append(system.order_nats(net, x, sigma, everything).sum().item())
+                values.append(system.order_nats(net, Batch(x), sigma).sum().item())
             weight[i, j] += 1e-5
         assert (values[0] - values[1]) / 2e-5 == pytest.approx(gradient[i, j].item(), rel=1e-5, abs=1e-7)
 
@@ -113,7 +113,7 @@ def test_any_order_is_the_diffusion_bound_if_masks_are_hidden(net: Denoiser) -> 
     orders = torch.tensor(list(itertools.permutations(range(n))))
     texts = x.expand(len(orders), -1)
     system = toy.make("esolm", MASK, alpha_0=1.0)
-    nats = system.order_nats(net, texts, orders, torch.ones_like(texts, dtype=torch.bool)).sum(1)
+    nats = system.order_nats(net, Batch(texts), orders).sum(1)
     torch.testing.assert_close(nats.mean(0, keepdim=True), diffusion, **CLOSE)
     assert nats.std() > 0.01
 
@@ -126,17 +126,20 @@ def alone(slots: int) -> Visibility:
 def test_log_weights_do_not_depend_on_the_batch(system: Any) -> None:
     """Together, one by one, in passes of any size, all numbers at once or some at a time; with padding and context."""
     net, x = toy.network(V, L), toy.text(B, L, V)
-    nats_of, alpha_0 = order_function(net, system)
+
+    def log_weights(batch: Batch, rng: Randomness, numbers: range) -> Tensor:
+        return -under_orders(net, system, batch, rng, numbers).sum(-1).T
+
     valid = toy.padding(B, L)
     given = (torch.arange(L) < 2).expand(B, -1) & valid
     for kept in ({}, {"valid": valid}, {"valid": valid, "given": given}):
-        together = log_weights(nats_of, x, alpha_0, Randomness(3, 10, 99), range(4), **kept)
+        together = log_weights(Batch(x, **kept), Randomness(3, 10, 99), range(4))
         assert together.shape == (B, 4)
-        again = log_weights(nats_of, x, alpha_0, Randomness(3, 10, 99), range(2, 4), rows=1, **kept)
+        again = log_weights(Batch(x, **kept), Randomness(3, 10, 99), range(2, 4))
         torch.testing.assert_close(again, together[:, 2:], **CLOSE)
         for b in range(B):
             one = {name: mask[b : b + 1] for name, mask in kept.items()}
-            alone = log_weights(nats_of, x[b : b + 1], alpha_0, Randomness(3, 10 + b, 99), range(4), rows=2, **one)
+            alone = log_weights(Batch(x[b : b + 1], **one), Randomness(3, 10 + b, 99), range(4))
             torch.testing.assert_close(alone, together[b : b + 1], **CLOSE)
         short = valid.sum(1) > 2  # rows that have something to score
         assert (together[short] < 0).all()
@@ -146,14 +149,15 @@ def test_orders_of_different_sequences_are_independent() -> None:
     """Not one order for the batch: the same text many times has as many different orders (chance of fewer than 60
     different of 64 among 5040: below 1e-4; the draws are fixed)."""
     net, x = toy.network(V, L), toy.text(1, L, V).repeat(64, 1)
-    nats_of, _ = order_function(net, toy.make("esolm", MASK, alpha_0=1.0))
-    assert len(log_weights(nats_of, x, 1.0, Randomness(0, 0, 64), range(1)).unique()) >= 60
-    assert len(log_weights(nats_of, x[:1], 1.0, Randomness(0, 0, 64), range(64)).unique()) >= 60
+    system = toy.make("esolm", MASK, alpha_0=1.0)
+    assert len(weigh(net, system, Batch(x), 1).unique()) >= 60
+    assert len(weigh(net, system, Batch(x[:1]), 64).unique()) >= 60
 
 
 def test_tokens_and_weights_of_a_conditional_agree(system: Any) -> None:
     net, x = toy.network(V, L), toy.text(B, L, V)
     given = (torch.arange(L) < 3).expand(B, -1)
-    found = conditional(net, system, x, None, given, Randomness(1, 0, B), num_orders=5, rows=7)
-    torch.testing.assert_close(found.tokens.sum(1), found.log_weights.mean(1), **CLOSE)
-    assert torch.equal(found.tokens < 0, ~given)
+    tokens = torch.zeros(B, L, dtype=torch.float64)
+    log_w = weigh(net, system, Batch(x, given=given), 5, batch_size=7, tokens=tokens)
+    torch.testing.assert_close(tokens.sum(1) / 5, log_w.mean(1), **CLOSE)
+    assert torch.equal(tokens < 0, ~given)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from esolm.core import draw
+from esolm.core.batch import Batch
 from esolm.core.draw import Draw
 from esolm.core.order import Schedule
 from esolm.core.randomness import Randomness, uniform
@@ -56,7 +57,7 @@ def ask(length: int = L, known: dict[int, int] | None = None, **options: Any) ->
     x, fixed = torch.zeros(N, length, dtype=torch.long), torch.zeros(N, length, dtype=torch.bool)
     for i, token in (known or {}).items():
         x[:, i], fixed[:, i] = token, True
-    return Request(x, fixed, torch.ones_like(fixed), **options)
+    return toy.request(x, fixed, torch.ones_like(fixed), **options)
 
 
 def draws(kind: str, request: Request, rng: Randomness = RNG) -> tuple[Tensor, Schedule]:
@@ -206,7 +207,7 @@ def test_ar(known: dict[int, int]) -> None:
     assert chance(rows(tokens), expected) > ALARM
     if not known:
         every = torch.tensor(list(expected))
-        nats = SYSTEMS["ar"].terms(NET, every, None, None, RNG, False)[0].nats.sum(1)
+        nats = SYSTEMS["ar"].terms(NET, Batch(every), RNG, False)[0].nats.sum(1)
         assert chance(rows(tokens), dict(zip(expected, (-nats).exp().tolist()))) > ALARM
         assert chance(rows(tokens), likelihood((0, 1, 2))) < SURE  # mask queries are another model
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.sampling.request import Request
 from support import toy
@@ -44,7 +45,7 @@ def request_of(rows: list[list[bool]], block: int = 1, seed: int = 0, **options:
     longest = -(-max(map(len, rows)) // block) * block
     known = torch.tensor([row + [False] * (longest - len(row)) for row in rows])
     valid = torch.arange(longest) < torch.tensor([[len(row)] for row in rows])
-    return Request(toy.text(len(rows), longest, V, seed), known, valid, **options)
+    return toy.request(toy.text(len(rows), longest, V, seed), known, valid, **options)
 
 
 @st.composite
@@ -253,7 +254,7 @@ def test_ar_begins_with_the_token_it_was_trained_with() -> None:
     rng = Randomness(0)
     found = run(bos, NET, request, rng)[0]
     tokens = toy.text(1, 8, V).tolist()[0]
-    nats = bos.terms(NET, torch.tensor([tokens]), None, None, rng, False)[0].nats
+    nats = bos.terms(NET, Batch(torch.tensor([tokens])), rng, False)[0].nats
     recording = Recording()
     run(bos, NET, replace(request_of([[T] * 7 + [F]]), x=torch.tensor([tokens]), draw=recording), rng)
     real = recording.seen[0][0, :MASK]

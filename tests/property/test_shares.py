@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.systems import find
 from support import toy
@@ -50,7 +51,7 @@ def test_one_time_per_diffused_example(monkeypatch: pytest.MonkeyPatch, kappa: f
     found, net, total = toy.make("esolm", MASK, alpha_0=0.5, kappa=kappa), toy.network(V, 2), 128
     for first in range(0, total, 32):
         with torch.no_grad():
-            found.terms(net, toy.text(32, 2, V), None, None, Randomness(1, first, total), True)
+            found.terms(net, Batch(toy.text(32, 2, V)), Randomness(1, first, total), True)
     assert {strata for _, strata in asked} == {int(total * kappa)}
     strata = torch.cat([stratum for stratum, _ in asked])
     assert torch.equal(strata.sort()[0], torch.arange(int(total * kappa)))
@@ -61,8 +62,8 @@ def test_a_batch_too_small_for_both_terms_is_refused() -> None:
     for kappa in (0.25, 0.75):
         found = toy.make("esolm", MASK, alpha_0=0.5, kappa=kappa)
         with pytest.raises(ValueError, match="use 4"):
-            found.terms(net, x, None, None, Randomness(0, 0, 3), True)
-        found.terms(net, x, None, None, Randomness(0, 0, 3), False)  # the bound needs no share
+            found.terms(net, Batch(x), Randomness(0, 0, 3), True)
+        found.terms(net, Batch(x), Randomness(0, 0, 3), False)  # the bound needs no share
 
 
 def test_draws_of_the_two_terms_are_independent() -> None:

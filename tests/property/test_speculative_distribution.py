@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from esolm.core import draw
+from esolm.core.batch import Batch
 from esolm.core.draw import Draw
 from esolm.core.order import Schedule
 from esolm.core.randomness import Randomness
@@ -84,7 +85,7 @@ def ask(*known: dict[int, int], length: int = L, lengths: Tokens = (), **options
             valid[k :: len(known), lengths[k] :] = False
     if "alpha_0" not in options:
         options["order"] = torch.tensor([SIGMA])
-    return Request(x, fixed, valid, sampler="speculative", **options)
+    return toy.request(x, fixed, valid, sampler="speculative", **options)
 
 
 def draws(request: Request, net: str = "random", loss: str = "two_term") -> tuple[Tensor, Schedule]:
@@ -110,8 +111,8 @@ def test_orders_of_every_share(alpha_0: float, window: int | None) -> None:
     """Given the orders that were drawn, which are those of first_hitting."""
     tokens, schedule = draws(ask(length=3, alpha_0=alpha_0, window=window))
     assert given_the_plans(tokens, schedule, NAIVE, {}) > ALARM
-    first_hitting = Request(*(torch.zeros(N, 3, dtype=t) for t in (torch.long, torch.bool)), torch.ones(N, 3).bool(),
-                            sampler="first_hitting", alpha_0=alpha_0)  # fmt: skip
+    x, none = (torch.zeros(N, 3, dtype=t) for t in (torch.long, torch.bool))
+    first_hitting = toy.request(x, none, ~none, sampler="first_hitting", alpha_0=alpha_0)
     assert torch.equal(SYSTEMS["two_term"].plan(first_hitting, RNG).sigma, schedule.sigma)
 
 
@@ -145,7 +146,7 @@ def trained() -> Any:
         x = torch.zeros(64, L, dtype=torch.long)
         for i in range(L):
             x[:, i] = torch.multinomial(step[x[:, i - 1] if i else x[:, 0]], 1)[:, 0]
-        (term,) = SYSTEMS["any_order"].terms(net, x, None, None, Randomness(k, 0, 64), True)
+        (term,) = SYSTEMS["any_order"].terms(net, Batch(x), Randomness(k, 0, 64), True)
         optimizer.zero_grad()
         term.nats.mean().backward()
         optimizer.step()

@@ -83,7 +83,7 @@ def ask(rows: list[list[int]], **options: Any) -> Request:
     longest = max(map(len, rows))
     known = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows]).bool()
     valid = torch.arange(longest) < torch.tensor([[len(row)] for row in rows])
-    return Request(toy.text(len(rows), longest, VOCABULARY), known, valid, **options)
+    return toy.request(toy.text(len(rows), longest, VOCABULARY), known, valid, **options)
 
 
 def count(system: Any, request: Request, **sizes: Any) -> tuple[Counting, Schedule, Tensor]:

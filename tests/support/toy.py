@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esolm import systems as system
+from esolm import systems
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.net.denoiser import Denoiser, DenoiserConfig
+from esolm.sampling.options import SamplingOptions
+from esolm.sampling.request import Request
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "ar": {"ar": {}},
@@ -36,14 +39,14 @@ LENGTH = 8
 def variants() -> list[tuple[str, str, dict[str, Any]]]:
     """(a label, the system's name, its options) of every system in the package."""
     found = []
-    for name in system.names():
+    for name in systems.names():
         for label, options in VARIANTS.get(name, {name: {}}).items():
             found.append((label, name, options))
     return found
 
 
 def make(name: str, mask_id: int, **options: Any) -> Any:
-    return system.find(name)(mask_id=mask_id, **options)
+    return systems.find(name)(mask_id=mask_id, **options)
 
 
 def randomised(net: Denoiser, seed: int = 0) -> Denoiser:
@@ -94,7 +97,7 @@ def padding(batch: int, length: int, seed: int = 0) -> Tensor:
 
 def values(found: Any, net: Denoiser, x: Tensor, rng: Randomness, train: bool, **kept: Tensor) -> dict[str, Tensor]:
     """The nats of every term by name; kept: valid and given, where there are any."""
-    terms = found.terms(net, x, kept.get("valid"), kept.get("given"), rng, train)
+    terms = found.terms(net, Batch(x, kept.get("valid"), kept.get("given")), rng, train)
     return {term.name: term.nats for term in terms}
 
 
@@ -104,3 +107,8 @@ def weights(found: Any, net: Denoiser, x: Tensor, rng: Randomness, train: bool, 
     blank = Denoiser(dataclasses.replace(net.config)).to(net.embed.weight.dtype)  # its head is zero
     size = torch.tensor(net.config.vocab_size - 1.0, dtype=torch.float64)
     return {name: nats.detach() / size.log() for name, nats in values(found, blank, x, rng, train, **kept).items()}
+
+
+def request(x: Tensor, given: Tensor, valid: Tensor, draw: Any = None, order: Any = None, **options: Any) -> Request:
+    """A request whose draw and order may be objects of the test; the rest are sampling options."""
+    return Request(x, given, valid, SamplingOptions(**options), draw, order)

@@ -12,6 +12,7 @@ from esolm import cli
 from esolm.bench import draw, latency, precision, sample, train
 from esolm.bench.naive import Naive, multinomial, sorted_nucleus
 from esolm.bench.plain import PlainDenoiser
+from esolm.core.batch import Batch
 from esolm.core.draw import Draw
 from esolm.core.randomness import Randomness
 from esolm.core.randomness import fold as fold_key
@@ -266,7 +267,7 @@ def test_plain_denoiser_has_the_same_loss_and_gradient(name: str) -> None:
     system, x = find(kind)(mask_id=V - 1, **options), torch.randint(0, V - 1, (4, 32))
     found = []
     for each in (net, twin):
-        terms = system.terms(each, x, None, None, Randomness(1, 0, 4), True)
+        terms = system.terms(each, Batch(x), Randomness(1, 0, 4), True)
         torch.stack([term.nats.sum() for term in terms]).sum().backward()
         found.append([*(term.nats for term in terms), *(p.grad for p in each.parameters() if p.grad is not None)])
     assert len(found[0]) > 10
@@ -284,7 +285,7 @@ def test_padding_counts_rows_neither_attended_nor_scored() -> None:
             calls.append((tokens.numel(), visibility, out))
             return torch.zeros(len(out.index))
 
-    system.terms(Spy(), x, None, None, Randomness(fold_key(1, 0), 0, 8), True)
+    system.terms(Spy(), Batch(x), Randomness(fold_key(1, 0), 0, 8), True)
     ((fed, packed, out),) = calls
     two = packed.parts[1]
     assert two.visibility.num_z % 8 == 0

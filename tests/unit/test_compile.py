@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness, fold
 from esolm.core.terms import total
 from esolm.net import head
@@ -89,7 +90,7 @@ def test_nothing_is_compiled_after_the_first_step(
     compiled, called = [], []
     for i in range(STEPS):
         rng, before = Randomness(fold(1, i), 0, B), backend.called
-        total(system.terms(noted, x, None, None, rng, True), system.counts(torch.ones_like(x) > 0, rng)).backward()
+        total(system.terms(noted, Batch(x), rng, True), system.counts(torch.ones_like(x) > 0, rng)).backward()
         compiled.append(backend.compiled)
         called.append(backend.called - before)
     assert compiled == [compiled[0]] * STEPS

@@ -20,6 +20,8 @@ from esolm.data import tokenizer
 from esolm.interop import released
 from esolm.interop.ckpt import Checkpoint
 from esolm.interop.convert import convert
+from esolm.likelihood.scoring import score
+from esolm.likelihood.texts import read
 from esolm.storage import folder
 from support import toy
 
@@ -88,7 +90,7 @@ def test_a_compiled_network_and_the_perplexity_of_a_text(tmp_path: Path, out: Pa
     check = json.loads((out / "config.json").read_text())["about"]["check"]
     assert check["tokens"] == len("to be or not to be") + 1
     lm = esolm.load(out)
-    assert check["perplexity"] == esolm.evaluate.score(lm, esolm.evaluate.read(lm, str(text))).record()["perplexity"]
+    assert check["perplexity"] == score(lm, read(str(text), lm.tokenizer, lm.net.config.length)).record()["perplexity"]
     assert "no file" in refused(path, tmp_path / "made" / "b", text=str(tmp_path / "none"))
 
 

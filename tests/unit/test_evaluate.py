@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from esolm.core.batch import Batch
 from esolm.data import Manifest, prepare, tokenizer
 from esolm.likelihood import estimators
 from esolm.likelihood import scoring as evaluate
+from esolm.likelihood.orders import weigh
+from esolm.likelihood.texts import Sequences, read
 from esolm.model import LanguageModel
 from support import toy
 
@@ -32,42 +35,50 @@ def model(name: str = "esolm", length: int = L, **options: Any) -> LanguageModel
     return LanguageModel(net, toy.make(name, MASK, **options), BYTES)
 
 
-def texts(n: int = 7, padded: bool = False, given: bool = False) -> evaluate.Sequences:
+def texts(n: int = 7, padded: bool = False, given: bool = False) -> Sequences:
     x = toy.text(n, L, 200)
     valid = toy.padding(n, L) if padded else None
     kept = (torch.arange(L) < 2).expand(n, -1) if given else None
     if kept is not None and valid is not None:
         kept = kept & valid & (valid.sum(1, keepdim=True) > 2)
-    return evaluate.Sequences("texts", x, valid, kept, 50)
+    return Sequences("texts", Batch(x, valid, kept), 50)
+
+
+def weighed(lm: LanguageModel, sequences: Sequences, num_orders: int, **options: Any) -> torch.Tensor:
+    return weigh(lm.net, lm.system, sequences.batch, num_orders, **options)
 
 
 # Reading
 
 
+def reading(lm: LanguageModel, spec: str, **options: Any) -> Sequences:
+    return read(spec, lm.tokenizer, lm.net.config.length, **options)
+
+
 def test_a_file_is_read_to_its_last_byte(tmp_path: Path) -> None:
     (file := tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
-    found = evaluate.read(model(), str(file))
+    found = reading(model(), str(file))
     ids = [*TEXT.encode(), EOS]
-    assert found.x[found.valid].tolist() == ids if found.valid is not None else False
-    assert found.x.shape == (math.ceil(len(ids) / L), L)
+    assert found.batch.x[found.batch.valid].tolist() == ids if found.batch.valid is not None else False
+    assert found.batch.x.shape == (math.ceil(len(ids) / L), L)
     assert (found.bytes, int(found.tokens.sum())) == (len(TEXT.encode()), len(ids))
-    assert found.given is None
-    longer = evaluate.read(model(), str(file), length=len(ids))
-    assert (longer.x.shape, longer.valid) == ((1, len(ids)), None)
-    assert evaluate.read(model(), f"text:{file}").sha256 == found.sha256
+    assert found.batch.given is None
+    longer = reading(model(), str(file), length=len(ids))
+    assert (longer.batch.x.shape, longer.batch.valid) == ((1, len(ids)), None)
+    assert reading(model(), f"text:{file}").sha256 == found.sha256
 
 
 def test_documents_are_joined_by_eos(tmp_path: Path) -> None:
     lines = [{"text": "one"}, {"text": "zwei"}, {"text": "trois"}]
     (file := tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = evaluate.read(model(), str(file))
-    assert found.x.flatten().tolist()[:15] == [*b"one", EOS, *b"zwei", EOS, *b"trois", EOS]
+    found = reading(model(), str(file))
+    assert found.batch.x.flatten().tolist()[:15] == [*b"one", EOS, *b"zwei", EOS, *b"trois", EOS]
     assert found.bytes == 12
     other = [{"body": "one"}]
     (tmp_path / "b.jsonl").write_text(json.dumps(other[0]))
-    assert evaluate.read(model(), str(tmp_path / "b.jsonl"), field="body").bytes == 3
+    assert reading(model(), str(tmp_path / "b.jsonl"), field="body").bytes == 3
     (tmp_path / "c.txt").write_text("a <unk> b")
-    assert evaluate.read(model(), str(tmp_path / "c.txt"), detokenizer="ptb").bytes == 5
+    assert reading(model(), str(tmp_path / "c.txt"), detokenizer="ptb").bytes == 5
 
 
 @pytest.mark.parametrize("spec", ["bytes", "bpe:300"])
@@ -76,11 +87,13 @@ def test_a_limit_counts_the_bytes_of_what_is_used(tmp_path: Path, spec: str) -> 
     made = tokenizer(spec, [TEXT * 9])
     lm = dataclasses.replace(model(), tokenizer=made)
     for count in (1, 2, 5):
-        found = evaluate.read(lm, str(file), num_sequences=count)
-        assert found.x.shape == (count, L)
-        assert found.valid is None
-        assert abs(found.bytes - len(made.decode(found.x.flatten().tolist()).encode())) <= 3  # a character cut in two
-    assert evaluate.read(lm, str(file), num_sequences=10**6).bytes == 9 * len(TEXT.encode())
+        found = reading(lm, str(file), num_sequences=count)
+        assert found.batch.x.shape == (count, L)
+        assert found.batch.valid is None
+        assert (
+            abs(found.bytes - len(made.decode(found.batch.x.flatten().tolist()).encode())) <= 3
+        )  # a character cut in two
+    assert reading(lm, str(file), num_sequences=10**6).bytes == 9 * len(TEXT.encode())
 
 
 def test_prepared_data(tmp_path: Path) -> None:
@@ -88,23 +101,23 @@ def test_prepared_data(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text(TEXT[:40] * 8, encoding="utf-8")
     made = {"tokenizer": "bytes", "length": L, "valid": f"text:{tmp_path}/b.txt"}
     manifest = prepare(f"text:{tmp_path}/a.txt", tmp_path / "data", **made)
-    found = evaluate.read(model(), str(tmp_path / "data"))
+    found = reading(model(), str(tmp_path / "data"))
     assert len(found) == manifest.splits["valid"].sequences
     assert found.bytes == manifest.splits["valid"].bytes
-    assert found.valid is None
-    part = evaluate.read(model(), str(tmp_path / "data"), num_sequences=3)
-    assert torch.equal(part.x, found.x[:3])
+    assert found.batch.valid is None
+    part = reading(model(), str(tmp_path / "data"), num_sequences=3)
+    assert torch.equal(part.batch.x, found.batch.x[:3])
     assert part.bytes == len((TEXT[:40] * 8).encode()[:24])
-    assert len(evaluate.read(model(), str(tmp_path / "data"), split="train")) == manifest.splits["train"].sequences
+    assert len(reading(model(), str(tmp_path / "data"), split="train")) == manifest.splits["train"].sequences
     for options, words in [({"length": 5}, "length is 5"), ({"split": "test"}, "no split 'test'")]:
         with pytest.raises(ValueError, match=words):
-            evaluate.read(model(), str(tmp_path / "data"), **options)
+            reading(model(), str(tmp_path / "data"), **options)
     with pytest.raises(ValueError, match="give --length 8"):
-        evaluate.read(model(length=4), str(tmp_path / "data"))
-    assert evaluate.read(model(length=4), str(tmp_path / "data"), length=8).x.shape[1] == 8
+        reading(model(length=4), str(tmp_path / "data"))
+    assert reading(model(length=4), str(tmp_path / "data"), length=8).batch.x.shape[1] == 8
     other = dataclasses.replace(model(), tokenizer=tokenizer("bpe:260", [TEXT]))
     with pytest.raises(ValueError, match="made by tokenizer bytes"):
-        evaluate.read(other, str(tmp_path / "data"))
+        reading(other, str(tmp_path / "data"))
 
 
 def test_prepared_pairs_and_padding(tmp_path: Path) -> None:
@@ -114,13 +127,13 @@ def test_prepared_pairs_and_padding(tmp_path: Path) -> None:
     (train := tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "g", "target": "hi"}))
     spec, made = f"text:{train}", {"tokenizer": "bytes", "length": L, "valid": f"text:{file}"}
     prepare(spec, tmp_path / "pairs", packing="conditional", target_length=4, **made)
-    pairs = evaluate.read(model(), str(tmp_path / "pairs"), num_sequences=2)
-    assert pairs.given is not None
-    assert pairs.given.sum(1).tolist() == [3, 2]  # with the separator
+    pairs = reading(model(), str(tmp_path / "pairs"), num_sequences=2)
+    assert pairs.batch.given is not None
+    assert pairs.batch.given.sum(1).tolist() == [3, 2]  # with the separator
     assert pairs.tokens.tolist() == [5, 6]
     assert pairs.bytes == 3
     prepare(spec, tmp_path / "padded", packing="pad", field="target", **made)
-    padded = evaluate.read(model(), str(tmp_path / "padded"), num_sequences=2)
+    padded = reading(model(), str(tmp_path / "padded"), num_sequences=2)
     assert padded.tokens.tolist() == [3, 2]
     assert Manifest.load(tmp_path / "padded").packing == "pad"
 
@@ -137,7 +150,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ("pydocs", {"split": "test"}, "split is 'test'"),
     ]:
         with pytest.raises(ValueError, match=words):
-            evaluate.read(model(), spec, **options)
+            reading(model(), spec, **options)
 
 
 # The bound
@@ -178,10 +191,10 @@ def test_more_draws_are_the_mean_of_stratified_ones() -> None:
     seen: list[int] = []
 
     class Counting(type(lm.system)):  # type: ignore[misc]
-        def terms(self, net: Any, x: Any, valid: Any, given: Any, rng: Any, train: bool) -> Any:
-            masked, _ = self.corrupt(torch.ones_like(x, dtype=torch.bool), rng, train)
+        def terms(self, net: Any, batch: Batch, rng: Any, train: bool) -> Any:
+            masked, _ = self.corrupt(batch.scored, rng, train)
             seen.extend(masked.sum(1).tolist())
-            return super().terms(net, x, valid, given, rng, train)
+            return super().terms(net, batch, rng, train)
 
     evaluate.nelbo(dataclasses.replace(lm, system=Counting(mask_id=MASK)), texts(8), num_draws=4, batch_size=5)
     assert sorted(seen) == sorted([*range(1, 9)] * 4)
@@ -196,23 +209,43 @@ def test_weights_do_not_depend_on_batches_and_can_be_extended(alpha_0: float, an
     lm, calls = model(alpha_0=alpha_0), list[int]()
     for sequences in (texts(), texts(padded=True), texts(padded=True, given=True)):
         calls.clear()
-        whole = evaluate.weigh(lm, sequences, 12, 1, antithetic, batch_size=5)
+        whole = weighed(lm, sequences, 12, seed=1, antithetic=antithetic, batch_size=5)
         assert whole.shape == (7, 12)
-        torch.testing.assert_close(evaluate.weigh(lm, sequences, 12, 1, antithetic, batch_size=64), whole, **CLOSE)
+        torch.testing.assert_close(
+            weighed(lm, sequences, 12, seed=1, antithetic=antithetic, batch_size=64), whole, **CLOSE
+        )
         known = whole[:, :8].clone()
         known[2, 5] = math.nan
-        again = evaluate.weigh(lm, sequences, 12, 1, antithetic, known=known, keep=lambda m: calls.append(1))
+        again = weigh(
+            lm.net,
+            lm.system,
+            sequences.batch,
+            12,
+            seed=1,
+            antithetic=antithetic,
+            known=known,
+            keep=lambda m: calls.append(1),
+        )
         torch.testing.assert_close(again, whole, **CLOSE)
         assert 0 < len(calls) < 12
-        fewer = evaluate.weigh(lm, sequences, 4, 1, antithetic, known=whole, keep=lambda m: calls.clear())
+        fewer = weigh(
+            lm.net,
+            lm.system,
+            sequences.batch,
+            4,
+            seed=1,
+            antithetic=antithetic,
+            known=whole,
+            keep=lambda m: calls.clear(),
+        )
         assert torch.equal(fewer, whole[:, :4])
         assert calls
-    assert not torch.equal(evaluate.weigh(lm, texts(), 4, 2), evaluate.weigh(lm, texts(), 4, 3))
+    assert not torch.equal(weighed(lm, texts(), 4, seed=2), weighed(lm, texts(), 4, seed=3))
 
 
 def test_estimates_from_weights() -> None:
     lm, sequences = model(alpha_0=1.0), texts(padded=True)
-    log_w = evaluate.weigh(lm, sequences, 20)
+    log_w = weighed(lm, sequences, 20)
     found = {name: evaluate.from_weights(log_w, sequences, name) for name in ("any-order", "iw", "jackknife")}
     torch.testing.assert_close(found["any-order"].nats, -log_w.mean(1), **CLOSE)
     torch.testing.assert_close(found["iw"].nats, estimators.bound(log_w), **CLOSE)
@@ -233,14 +266,14 @@ def test_estimates_from_weights() -> None:
     json.dumps(record, allow_nan=False)
     paired = evaluate.score(lm, sequences, "jackknife", 20, antithetic=True)
     torch.testing.assert_close(
-        paired.nats, estimators.jackknife(evaluate.weigh(lm, sequences, 20, antithetic=True), 2), **CLOSE
+        paired.nats, estimators.jackknife(weighed(lm, sequences, 20, antithetic=True), 2), **CLOSE
     )
 
 
 def test_units_of_a_record() -> None:
     sequences = texts(padded=True)
     nats = sequences.tokens * 2
-    record = evaluate.Score("c", "nelbo", "bound", nats, sequences.tokens, 50, {"x": nats}).record()
+    record = evaluate.TextScore("c", "nelbo", "bound", nats, sequences.tokens, 50, {"x": nats}).record()
     tokens = int(sequences.tokens.sum())
     assert (record["tokens"], record["sequences"], record["terms"]) == (tokens, 7, {"x": 2})
     assert record["perplexity"] == pytest.approx(math.exp(2))
@@ -248,7 +281,7 @@ def test_units_of_a_record() -> None:
     assert record["bits_per_byte"] == pytest.approx(2 * tokens / 50 / math.log(2))
     assert record["stderr"] == pytest.approx(0, abs=1e-12)
     assert (record["num_orders"], record["curve"], record["moved"]) == (None, [], None)
-    alone = evaluate.Score("c", "nelbo", "bound", nats[:1], sequences.tokens[:1], 0, {}).record()
+    alone = evaluate.TextScore("c", "nelbo", "bound", nats[:1], sequences.tokens[:1], 0, {}).record()
     assert (alone["stderr"], alone["bits_per_byte"]) == (None, None)
 
 

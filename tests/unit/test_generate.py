@@ -45,14 +45,14 @@ def test_json_is_all_of_standard_output_and_says_what_was_asked(run, capsys, tmp
     assert made["passes"] == max(made["nfe"]) <= 4
     assert (made["seed"], made["request"]["alpha_0"], made["request"]["run"]) == (5, 1.0, run)
     lm = load(run)
-    same = lm.sample(3, 20, prompt="ab", alpha_0=1.0, num_steps=4, seed=5)
+    same = lm.sample(num_samples=3, length=20, prompt="ab", alpha_0=1.0, num_steps=4, seed=5)
     assert (same.tokens, same.texts) == (made["tokens"], made["texts"])
 
 
 def test_text_is_all_of_a_pipe_and_batches_do_not_matter(run, capsys):
     assert cli.main(["sample", run, "--num_samples=3", "--prompt=xy", "--batch_size=2"]) == 0
     said = capsys.readouterr().out
-    assert said == "\n\n".join(load(run).sample(3, prompt="xy").texts) + "\n"
+    assert said == "\n\n".join(load(run).sample(num_samples=3, prompt="xy").texts) + "\n"
 
 
 def test_infill_keeps_what_is_given(run, capsys):
@@ -175,7 +175,7 @@ def test_long_work_has_a_bar_on_a_terminal(run, monkeypatch, capsys):
 @pytest.mark.usefixtures("bf16")
 def test_precision(run, capsys):
     """float32 draws what the network as trained draws; bf16 and int8 are near it, so that most tokens are the same."""
-    expected = torch.tensor(load(run).sample(4, seed=1).tokens)
+    expected = torch.tensor(load(run).sample(num_samples=4, seed=1).tokens)
     for precision, least in (("float32", 1.0), ("bf16", 0.5), ("int8", 0.5)):
         assert cli.main(["sample", run, "--num_samples=4", "--seed=1", "--json", "--precision", precision]) == 0
         made = torch.tensor(json.loads(capsys.readouterr().out)["tokens"])

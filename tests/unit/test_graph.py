@@ -76,7 +76,7 @@ def made(**sizes: Any) -> tuple[Any, Any, Recorder]:
 
 def request(prompts: list[int], **options: Any) -> Request:
     given = torch.arange(L) < torch.tensor(prompts)[:, None]
-    return Request(toy.text(len(prompts)), given, torch.ones_like(given), **options)
+    return toy.request(toy.text(len(prompts)), given, torch.ones_like(given), **options)
 
 
 def draw(net: Any, system: Any, asked: Request, seed: int = 3) -> list[Tensor]:

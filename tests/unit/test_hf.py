@@ -16,6 +16,7 @@ import esolm
 from esolm import cli
 from esolm.cli.info import describe
 from esolm.core import order
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.core.visibility import block
 from esolm.data import tokenizer
@@ -66,7 +67,7 @@ def test_run_to_folder_to_transformers_to_folder_to_esolm(tmp_path: Path, name: 
         assert dataclasses.asdict(back.system) == dataclasses.asdict(lm.system)
         assert back.net.config == lm.net.config
         assert all(torch.equal(a, b) for a, b in zip(back.net.state_dict().values(), lm.net.state_dict().values()))
-        assert back.sample(3, seed=5).texts == lm.sample(3, seed=5).texts
+        assert back.sample(num_samples=3, seed=5).texts == lm.sample(num_samples=3, seed=5).texts
 
 
 def test_tokenizers_agree(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_given_order_gives_the_authors_logits(tmp_path: Path) -> None:
 def test_logits_are_about_the_token_at_their_position() -> None:
     x = toy.text(3, L, 90)
     ar = model("ar")
-    nats = ar.system.terms(ar.net, x, None, None, Randomness(0), False)[0].nats
+    nats = ar.system.terms(ar.net, Batch(x), Randomness(0), False)[0].nats
     found = hf.logits(ar.net, ar.system, x)
     found[..., BYTES.mask_id] = -torch.inf
     torch.testing.assert_close(-found.log_softmax(-1).gather(2, x[..., None])[..., 0], nats, rtol=1e-4, atol=1e-5)
@@ -133,7 +134,7 @@ def test_logits_are_about_the_token_at_their_position() -> None:
     found = hf.logits(eso.net, eso.system, z)
     found[..., BYTES.mask_id] = -torch.inf
     sigma = torch.arange(L).expand_as(x)
-    expected = eso.system.order_nats(eso.net, x, sigma, torch.ones_like(x, dtype=torch.bool))[:, 3]
+    expected = eso.system.order_nats(eso.net, Batch(x), sigma)[:, 3]
     torch.testing.assert_close(-found.log_softmax(-1)[:, 3].gather(1, x[:, 3:4])[:, 0], expected, rtol=1e-4, atol=1e-5)
     bd3, z = model("bd3lm"), x.clone()
     z[:, 4:] = BYTES.mask_id
@@ -189,7 +190,7 @@ def test_trainer_trains_it(tmp_path: Path, name: str) -> None:
     assert trainer.evaluate()["eval_loss"] == after
     trainer.save_model(str(tmp_path / "tuned"))
     words.save_pretrained(tmp_path / "tuned")
-    assert len(esolm.load(tmp_path / "tuned").sample(2).texts) == 2
+    assert len(esolm.load(tmp_path / "tuned").sample(num_samples=2).texts) == 2
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -70,32 +70,32 @@ def consistent(lm: LanguageModel, found: Samples, number: int) -> None:
 
 
 def test_sample(lm: LanguageModel) -> None:
-    found = lm.sample(5)
+    found = lm.sample(num_samples=5)
     consistent(lm, found, 5)
     assert [len(ids) for ids in found.tokens] == [L] * 5  # the training length
     assert [sorted(i for step in steps for i in step) for steps in found.steps] == [list(range(L))] * 5
     assert found.texts == [BYTES.decode(until(ids, EOS)) for ids in found.tokens]
     assert len(set(map(tuple, found.tokens))) == 5
-    longer = lm.sample(2, 2 * L)
+    longer = lm.sample(num_samples=2, length=2 * L)
     assert [len(ids) for ids in longer.tokens] == [2 * L] * 2
 
 
 def test_one_at_a_time_needs_a_pass_a_token(lm: LanguageModel) -> None:
-    found = lm.sample(3)
+    found = lm.sample(num_samples=3)
     assert found.nfe == [L] * 3
     if lm is not MODELS["esolm-A"]:  # whose rows pass from one phase to the other at different times
         assert found.passes == L
-    assert lm.sample(3, batch_size=2).passes >= 2 * L
+    assert lm.sample(num_samples=3, batch_size=2).passes >= 2 * L
 
 
 @pytest.mark.parametrize("name", ["esolm", "any_order", "esolm-A", "mdlm"])
 def test_few_steps(name: str) -> None:
     lm = MODELS[name]
     options = {} if name == "mdlm" else {"alpha_0": 1.0}
-    found = lm.sample(4, num_steps=3, **options)
+    found = lm.sample(num_samples=4, num_steps=3, **options)
     consistent(lm, found, 4)
     assert max(found.nfe) <= found.passes <= 3
-    found = lm.sample(4, sampler="block", parallelism=4)
+    found = lm.sample(num_samples=4, sampler="block", parallelism=4)
     assert found.nfe == [4] * 4
     assert found.passes == 4
     assert all(len(step) == 4 for steps in found.steps for step in steps)
@@ -103,7 +103,7 @@ def test_few_steps(name: str) -> None:
 
 def test_bd3lm_shares_the_steps_out_to_its_blocks() -> None:
     """Sixteen tokens in four blocks with T = 8: at most two steps a block, one block after another."""
-    found = MODELS["bd3lm"].sample(6, num_steps=8)
+    found = MODELS["bd3lm"].sample(num_samples=6, num_steps=8)
     consistent(MODELS["bd3lm"], found, 6)
     assert found.passes <= 8
     for steps in found.steps:
@@ -113,7 +113,7 @@ def test_bd3lm_shares_the_steps_out_to_its_blocks() -> None:
 
 
 def test_prompts_are_kept(lm: LanguageModel) -> None:
-    found = lm.sample(3, prompt="héllo ")
+    found = lm.sample(num_samples=3, prompt="héllo ")
     consistent(lm, found, 3)
     prompt = BYTES.encode("héllo ")
     assert len(prompt) == 7
@@ -125,7 +125,7 @@ def test_prompts_are_kept(lm: LanguageModel) -> None:
 
 def test_prompts_of_different_length(lm: LanguageModel) -> None:
     prompts = ["", "ab", "abcdefghijklmno", "abcd"]
-    found = lm.sample(4, prompt=prompts)
+    found = lm.sample(num_samples=4, prompt=prompts)
     consistent(lm, found, 4)
     for text, ids, prompt, nfe in zip(found.texts, found.tokens, prompts, found.nfe):
         assert text.startswith(prompt)
@@ -138,14 +138,14 @@ def test_a_prompt_that_leaves_nothing_to_draw_among_others(lm: LanguageModel) ->
     full = "0123456789abcdef"
     prompts = [full, "ab", full]
     for batch_size in (1, 2, 3):
-        found = lm.sample(3, prompt=prompts, batch_size=batch_size)
+        found = lm.sample(num_samples=3, prompt=prompts, batch_size=batch_size)
         consistent(lm, found, 3)
         assert [found.texts[0], found.texts[2]] == [full, full]
         assert found.texts[1].startswith("ab")
         assert found.nfe == [0, L - 2, 0]
         assert found.passes == L - 2
     with pytest.raises(ValueError, match="nothing to generate"):
-        lm.sample(2, prompt=full)
+        lm.sample(num_samples=2, prompt=full)
 
 
 def test_infill_keeps_the_text_at_its_place(free: LanguageModel) -> None:
@@ -173,7 +173,7 @@ def test_the_space_before_a_blank_belongs_to_the_word_that_fills_it() -> None:
         assert found[len(the) + 1 :][: len(end)] == end
         assert found[len(the) + 1 + len(end) + 2 :] == dog
     with pytest.raises(ValueError, match="length is 3 and the rows of tokens are not"):
-        lm.sample(1, 3, tokens=[[None, 1]])
+        lm.sample(num_samples=1, length=3, tokens=[[None, 1]])
 
 
 def test_infill_is_never_cut() -> None:
@@ -184,7 +184,7 @@ def test_infill_is_never_cut() -> None:
     found = lm.infill("ab____cd", tokens_per_blank=2)
     assert found.tokens == [[*b"ab", EOS, EOS, *b"cd"]]
     assert found.texts[0] == "ab<|endoftext|><|endoftext|>cd"
-    assert lm.sample(1, prompt="ab").texts == ["ab"]
+    assert lm.sample(num_samples=1, prompt="ab").texts == ["ab"]
 
 
 def test_only_a_drawn_end_token_ends_a_text() -> None:
@@ -192,7 +192,7 @@ def test_only_a_drawn_end_token_ends_a_text() -> None:
     lm = model("mdlm")
     with torch.no_grad():
         lm.net.head.bias[ord("x")] += 1e3
-    assert lm.sample(1, tokens=[[EOS, *b"ab", None, None]]).texts == ["<|endoftext|>abxx"]
+    assert lm.sample(tokens=[[EOS, *b"ab", None, None]]).texts == ["<|endoftext|>abxx"]
     assert until([1, 2, 3, 2], 2) == [1]
     assert until([1, 2, 3, 2], 2, {0, 3}) == [1, 2, 3]
     assert until([1, 2, 3, 2], 2, {0}) == until([1, 2, 3, 2], None) == until([1, 2, 3, 2], 9) == [1, 2, 3, 2]
@@ -210,7 +210,7 @@ def test_blanks_of_any_spelling_and_place(blank: str) -> None:
 
 def test_tokens_at_any_position(free: LanguageModel) -> None:
     rows = [[None, 65, None, None, 66, None, None, 67], [68, None, None, None], [None] * 12]
-    found = free.sample(3, tokens=rows)
+    found = free.sample(tokens=rows)
     consistent(free, found, 3)
     for row, ids, steps in zip(rows, found.tokens, found.steps):
         assert len(ids) == len(row)
@@ -220,21 +220,21 @@ def test_tokens_at_any_position(free: LanguageModel) -> None:
 
 def test_an_order_is_followed() -> None:
     for name in ("esolm", "esolm-A", "mdlm"):
-        found = MODELS[name].sample(2, 5, sampler="order", order=[3, 1, 0, 4, 2])
+        found = MODELS[name].sample(num_samples=2, length=5, sampler="order", order=[3, 1, 0, 4, 2])
         assert found.steps == [[[3], [1], [0], [4], [2]]] * 2
-        found = MODELS[name].sample(1, sampler="order", order=[3, 1, 0, 4, 2], tokens=[[None, 65, None, None, None]])
+        found = MODELS[name].sample(sampler="order", order=[3, 1, 0, 4, 2], tokens=[[None, 65, None, None, None]])
         assert found.steps == [[[3], [0], [4], [2]]]
-    found = MODELS["esolm"].sample(2, 5, sampler="left_to_right")
+    found = MODELS["esolm"].sample(num_samples=2, length=5, sampler="left_to_right")
     assert found.steps == [[[0], [1], [2], [3], [4]]] * 2
 
 
 def test_the_stream_is_the_sample(lm: LanguageModel) -> None:
     """What the steps commit, put together, with the prompt; and each event holds everything so far."""
     options = {"prompt": "ab", "seed": 3, "batch_size": 2}
-    expected = lm.sample(3, **options)
+    expected = lm.sample(num_samples=3, **options)
     tokens = [[*b"ab", *[None] * (L - 2)] for _ in range(3)]
     shown: list[int] = []
-    for event in lm.stream(3, **options):
+    for event in lm.stream(num_samples=3, **options):
         assert isinstance(event, Event)
         assert event.step == shown.count(event.first)
         shown.append(event.first)
@@ -249,18 +249,18 @@ def test_the_stream_is_the_sample(lm: LanguageModel) -> None:
         assert event.schedule.nfe.tolist() == expected.nfe[event.first : event.first + 2]
     assert tokens == expected.tokens
     assert len(shown) == expected.passes
-    same(collect(lm, lm.stream(3, **options)), expected)
+    same(collect(lm, lm.stream(num_samples=3, **options)), expected)
 
 
 def test_a_stream_may_be_left_early_and_holds_no_mode() -> None:
     """Between events the caller computes as ever: no inference mode, gradients on."""
-    stream = MODELS["esolm"].stream(2)
+    stream = MODELS["esolm"].stream(num_samples=2)
     next(stream)
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
-    other = MODELS["esolm"].sample(2, seed=1)  # and may sample something else meanwhile
+    other = MODELS["esolm"].sample(num_samples=2, seed=1)  # and may sample something else meanwhile
     next(stream)
-    same(other, MODELS["esolm"].sample(2, seed=1))
+    same(other, MODELS["esolm"].sample(num_samples=2, seed=1))
     stream.close()
 
 
@@ -275,13 +275,13 @@ def test_infill_streams_too(free: LanguageModel) -> None:
 def test_wrong_requests_fail_before_any_work(lm: LanguageModel) -> None:
     """The stream is refused when it is asked for, not when it is first looked at."""
     with pytest.raises(ValueError, match="has no sampler"):
-        lm.stream(1, sampler="gibbs")
+        lm.stream(num_samples=1, sampler="gibbs")
 
 
 def test_seeds(lm: LanguageModel) -> None:
-    one = lm.sample(4, seed=1)
-    same(one, lm.sample(4, seed=1))
-    two = lm.sample(4, seed=2)
+    one = lm.sample(num_samples=4, seed=1)
+    same(one, lm.sample(num_samples=4, seed=1))
+    two = lm.sample(num_samples=4, seed=2)
     assert not any(a == b for a, b in zip(one.tokens, two.tokens))
 
 
@@ -302,12 +302,12 @@ def test_batches_do_not_matter(name: str) -> None:
     prompts = ["", "abc", "a", "abcdefg", ""]
     rows: list[list[int | None]] = [[65, *[None] * n] for n in (11, 2, 7, 5, 9)]
     for options in OPTIONS[name]:
-        together = lm.sample(5, prompt=prompts, **options)
-        ragged = lm.sample(5, tokens=rows, **options)
+        together = lm.sample(num_samples=5, prompt=prompts, **options)
+        ragged = lm.sample(tokens=rows, **options)
         for batch_size in (1, 2, 3):
-            same(lm.sample(5, prompt=prompts, batch_size=batch_size, **options), together)
-            same(lm.sample(5, tokens=rows, batch_size=batch_size, **options), ragged)
-        fewer = lm.sample(2, prompt=prompts[:2], **options)
+            same(lm.sample(num_samples=5, prompt=prompts, batch_size=batch_size, **options), together)
+            same(lm.sample(tokens=rows, batch_size=batch_size, **options), ragged)
+        fewer = lm.sample(num_samples=2, prompt=prompts[:2], **options)
         assert fewer.tokens == together.tokens[:2]
         assert fewer.steps == together.steps[:2]
 
@@ -317,33 +317,33 @@ def test_an_order_for_rows_of_different_length(name: str) -> None:
     """It is a permutation of the longest row's positions, whatever the batches are."""
     rows: list[list[int | None]] = [[None] * 3, [None] * 5]
     options = {"sampler": "order", "order": [4, 2, 0, 3, 1]}
-    found = MODELS[name].sample(2, tokens=rows, batch_size=1, **options)
+    found = MODELS[name].sample(tokens=rows, batch_size=1, **options)
     assert found.steps == [[[2], [0], [1]], [[4], [2], [0], [3], [1]]]
-    same(found, MODELS[name].sample(2, tokens=rows, **options))
+    same(found, MODELS[name].sample(tokens=rows, **options))
 
 
 def test_what_stands_beside_a_row_does_not_decide_its_steps() -> None:
     """T defaults to the row's own length: a short row is drawn alike alone and beside a long one."""
     for name in ("esolm", "mdlm", "esolm-A"):
         lm = MODELS[name]
-        alone = lm.sample(1, 6, sampler="ancestral")
-        beside = lm.sample(2, tokens=[[None] * 6, [None] * 15], sampler="ancestral")
+        alone = lm.sample(num_samples=1, length=6, sampler="ancestral")
+        beside = lm.sample(tokens=[[None] * 6, [None] * 15], sampler="ancestral")
         assert (alone.tokens[0], alone.steps[0]) == (beside.tokens[0], beside.steps[0])
 
 
 def test_temperature_and_nucleus_reach_the_draw(lm: LanguageModel) -> None:
-    greedy = lm.sample(2, temperature=0)
-    same(greedy, lm.sample(2, top_k=1))
-    same(greedy, lm.sample(2, top_p=1e-9))
-    assert greedy.tokens != lm.sample(2).tokens
-    assert lm.sample(2, temperature=0.5).tokens != lm.sample(2).tokens
+    greedy = lm.sample(num_samples=2, temperature=0)
+    same(greedy, lm.sample(num_samples=2, top_k=1))
+    same(greedy, lm.sample(num_samples=2, top_p=1e-9))
+    assert greedy.tokens != lm.sample(num_samples=2).tokens
+    assert lm.sample(num_samples=2, temperature=0.5).tokens != lm.sample(num_samples=2).tokens
 
 
 def test_given_order_is_part_of_the_request() -> None:
     """It changes what (B) draws, and nothing in (A), whose given tokens see each other."""
     rows = [[65, None, 66, None, 67, None, 68, None]] * 4
     for name, differs in (("esolm", True), ("esolm-A", False), ("mdlm", False)):
-        one, two = (MODELS[name].sample(4, tokens=rows, given_order=order) for order in ("random", "ascending"))
+        one, two = (MODELS[name].sample(tokens=rows, given_order=order) for order in ("random", "ascending"))
         assert (one.tokens != two.tokens) == differs
         assert one.steps == two.steps
 
@@ -436,8 +436,8 @@ def test_a_loaded_model_samples_as_the_one_that_was_saved(tmp_path: Any) -> None
         found = load(run)
         assert found.system == lm.system
         assert not found.net.training
-        same(found.sample(3), lm.sample(3))
-        assert load(run, weights="model").sample(3).tokens != lm.sample(3).tokens
+        same(found.sample(num_samples=3), lm.sample(num_samples=3))
+        assert load(run, weights="model").sample(num_samples=3).tokens != lm.sample(num_samples=3).tokens
         assert describe(found)["parameters"] == sum(p.numel() for p in lm.net.parameters())
         for options, message in [({"weights": "raw"}, "'ema' or 'model'"), ({"which": "first"}, "'best' or 'last'")]:
             with pytest.raises(ValueError, match=message):

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from esolm.core.noise import Linear, mask_by_count, mask_by_rate, scored_tokens
+from esolm.core.batch import Batch
+from esolm.core.noise import Linear, mask_by_count, mask_by_rate
 from esolm.core.randomness import Randomness
 
 
@@ -26,10 +27,10 @@ def test_the_linear_schedule(alpha_0: float) -> None:
 def test_scored_are_valid_and_not_given() -> None:
     x = torch.zeros(1, 4, dtype=torch.long)
     valid, given = torch.tensor([[True, True, True, False]]), torch.tensor([[True, False, False, True]])
-    assert scored_tokens(x, None, None).tolist() == [[True] * 4]
-    assert scored_tokens(x, valid, None).tolist() == valid.tolist()
-    assert scored_tokens(x, None, given).tolist() == [[False, True, True, False]]
-    assert scored_tokens(x, valid, given).tolist() == [[False, True, True, False]]
+    assert Batch(x).scored.tolist() == [[True] * 4]
+    assert Batch(x, valid).scored.tolist() == valid.tolist()
+    assert Batch(x, None, given).scored.tolist() == [[False, True, True, False]]
+    assert Batch(x, valid, given).scored.tolist() == [[False, True, True, False]]
 
 
 def test_masked_at_the_rate() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esolm import cli
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness, fold
 from esolm.core.terms import total
 from esolm.net.denoiser import Denoiser, DenoiserConfig
@@ -49,7 +50,7 @@ def kept(net: Denoiser, system: Any, x: Tensor, precision: str) -> int:
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), autocast(x.device, precision):
-        system.terms(net, x, None, None, Randomness(fold(1, 0), 0, len(x)), True)
+        system.terms(net, Batch(x), Randomness(fold(1, 0), 0, len(x)), True)
     return sum(t.untyped_storage().nbytes() for t in storages.values())
 
 
@@ -79,7 +80,7 @@ def test_states_are_what_a_learner_holds() -> None:
     learner, system = Learner(net, Optim()), made("esolm")
     x = torch.randint(0, V - 1, (8, 64))
     rng = Randomness(1, 0, 8)
-    total(system.terms(net, x, None, None, rng, True), system.counts(torch.ones_like(x) > 0, rng)).backward()
+    total(system.terms(net, Batch(x), rng, True), system.counts(torch.ones_like(x) > 0, rng)).backward()
     gradients = sum(p.grad.nbytes for p in net.parameters() if p.grad is not None)
     learner.update(1e-3, 1)
     moments = sum(t.nbytes for state in learner.optimizer.state.values() for t in state.values() if t.dim())

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 
 from esolm import cli
 from esolm.cli import score
+from esolm.likelihood import orders
 from esolm.likelihood import scoring as evaluate
+from esolm.likelihood.texts import read
 from esolm.model import load
 from support.runs import make_run
 
@@ -90,7 +92,7 @@ def test_json(home: Path, capsys: pytest.CaptureFixture[str], system: str, estim
 def test_json_is_what_the_library_says(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lm = load(home / "esolm")
     argv = ["score", home / "esolm", home / "a.txt", "--num_sequences=5", "--seed=3"]
-    texts = evaluate.read(lm, str(home / "a.txt"), num_sequences=5)
+    texts = read(str(home / "a.txt"), lm.tokenizer, lm.net.config.length, num_sequences=5)
     orders = ["--estimator=jackknife", "--num_orders=8", "--antithetic=true"]
     (record,) = run(capsys, *argv, *orders)
     assert without_time([record]) == [evaluate.score(lm, texts, "jackknife", 8, True, seed=3).record()]
@@ -129,7 +131,7 @@ def test_work_resumed_equals_work_undisturbed(
     """Bit for bit, wherever it stops; what is known is not computed again; K may grow."""
     argv = ["score", home / "esolm", home / "a.txt", home / "b.txt", *ORDERS]
     whole = without_time(run(capsys, *argv))
-    passes, original = [0], evaluate.log_weights
+    passes, original = [0], orders.under_orders
 
     def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
         passes[0] += 1
@@ -137,7 +139,7 @@ def test_work_resumed_equals_work_undisturbed(
             raise Stopped
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(evaluate, "log_weights", counted)
+    monkeypatch.setattr(orders, "under_orders", counted)
     stop = 0
     assert without_time(run(capsys, *argv, "--work", tmp_path / "w0")) == whole
     needed = passes[0]

@@ -273,7 +273,7 @@ def test_the_model_and_the_command_line_report_it(tmp_path: Any, capsys: Any) ->
     folder = make_run(tmp_path / "run", "esolm", length=24, alpha_0=0.5)
     lm = load(folder)
     options = {"prompt": "ab", "sampler": "speculative", "window": 4, "seed": 3}
-    made = lm.sample(5, batch_size=2, **options)
+    made = lm.sample(num_samples=5, batch_size=2, **options)
     tried = made.speculation
     assert tried is not None
     for nfe, fed, drafted, accepted, rejected in zip(
@@ -282,9 +282,9 @@ def test_the_model_and_the_command_line_report_it(tmp_path: Any, capsys: Any) ->
         assert 0 < accepted <= accepted + rejected <= drafted
         assert nfe < 22  # tokens
         assert fed >= 2 + accepted + nfe
-    assert made.tokens == lm.sample(5, **options).tokens
+    assert made.tokens == lm.sample(num_samples=5, **options).tokens
     assert made.passes >= max(made.nfe)
-    assert lm.sample(1).speculation is None
+    assert lm.sample(num_samples=1).speculation is None
     words = ["--num_samples=5", "--prompt=ab", "--sampler=speculative", "--window=4", "--seed=3", "--json", "--show"]
     assert cli.main(["sample", str(folder), *words]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -293,7 +293,7 @@ def test_the_model_and_the_command_line_report_it(tmp_path: Any, capsys: Any) ->
     filled = lm.infill("ab____cd____", sampler="speculative")
     assert filled.texts[0].startswith("ab")
     assert filled.speculation is not None
-    steps = [event.committed for event in lm.stream(2, **options)]
+    steps = [event.committed for event in lm.stream(num_samples=2, **options)]
     assert all(step.drafts is not None for step in steps)
 
 

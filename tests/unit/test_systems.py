@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from esolm import systems as system
+from esolm import systems
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.core.terms import Term, token_nats, total
 from esolm.net.denoiser import Denoiser
@@ -71,19 +72,20 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
 
 
 def test_a_system_is_a_frozen_dataclass_of_options() -> None:
-    assert {"ar", "bd3lm", "esolm", "mdlm"} <= set(system.names())
-    for name in system.names():
-        cls = system.find(name)
+    assert {"ar", "bd3lm", "esolm", "mdlm"} <= set(systems.names())
+    for name in systems.names():
+        cls = systems.find(name)
         assert dataclasses.is_dataclass(cls)
         assert cls.__dataclass_params__.frozen
         assert "mask_id" in {f.name for f in dataclasses.fields(cls)}
-        assert system.find(f"esolm.systems.{name}.System") is cls
+        assert systems.find(f"{cls.__module__}.{cls.__name__}") is cls
+        assert cls(mask_id=3).name == name
 
 
-@pytest.mark.parametrize("name", ["nothing", "esolm.nothing.System", "esolm.system.names", "esolm.systems.ar.Nothing"])
+@pytest.mark.parametrize("name", ["nothing", "esolm.nothing.System", "esolm.systems.names", "esolm.systems.ar.Nothing"])
 def test_an_unknown_system_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        system.find(name)
+        systems.find(name)
 
 
 @pytest.mark.parametrize("kept", [{}, {"valid": holes()}, {"given": prompt()}, {"valid": holes(), "given": prompt()}])
@@ -91,7 +93,7 @@ def test_terms_are_finite_and_counted(net: Denoiser, found: Any, train: bool, ke
     """Nats are zero outside what a term is about, and counts() says in training how much that is."""
     x, scored = toy.text(B, vocab_size=V), torch.ones(B, L, dtype=torch.bool)
     scored = scored & kept.get("valid", scored) & ~kept.get("given", ~scored)
-    terms = found.terms(net, x, kept.get("valid"), kept.get("given"), rng(), train)
+    terms = found.terms(net, Batch(x, kept.get("valid"), kept.get("given")), rng(), train)
     assert len({term.name for term in terms}) == len(terms) > 0
     for term in terms:
         assert isinstance(term, Term)
@@ -114,7 +116,7 @@ def test_terms_are_finite_and_counted(net: Denoiser, found: Any, train: bool, ke
 def test_gradients_reach_every_parameter(found: Any) -> None:
     net = toy.network(V)
     x = toy.text(B, vocab_size=V)
-    loss = total(found.terms(net, x, None, None, rng(), True), found.counts(torch.ones_like(x).bool(), rng()))
+    loss = total(found.terms(net, Batch(x), rng(), True), found.counts(torch.ones_like(x).bool(), rng()))
     loss.backward()
     for name, p in net.named_parameters():
         assert p.grad is not None, name

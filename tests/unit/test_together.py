@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.net.denoiser import Denoiser
 from esolm.net.packed import together
@@ -21,7 +22,7 @@ MASK = V - 1
 def nats_and_gradients(net: Denoiser, options: dict[str, Any], marks: dict[str, Tensor], train: bool) -> list[Tensor]:
     system = toy.make("esolm", MASK, **options)
     x = toy.text(B, L, V - 1)
-    terms = system.terms(net, x, marks.get("valid"), marks.get("given"), Randomness(3, 0, B), train)
+    terms = system.terms(net, Batch(x, marks.get("valid"), marks.get("given")), Randomness(3, 0, B), train)
     assert [term.name for term in terms] == ["diffusion", "sequential"]
     loss = sum(term.nats.sum() / (i + 2) for i, term in enumerate(terms))
     assert isinstance(loss, Tensor)

@@ -66,7 +66,7 @@ def test_validation_repeats_itself_and_weighs_every_token_the_same():
     assert first == validate(net, esolm, Tokens(), None, CPU)
     assert set(first) == {"diffusion", "sequential"}
     ar = validate(net, system("ar"), Tokens(), None, CPU)["nll"]
-    terms = [system("ar").terms(net, *Tokens().batch(step), rng=None, train=False)[0] for step in range(3)]
+    terms = [system("ar").terms(net, Tokens().batch(step), rng=None, train=False)[0] for step in range(3)]
     mean = sum(t.nats.double().sum() for t in terms) / sum(t.valid.sum() for t in terms)
     assert ar == pytest.approx(mean.item(), rel=1e-9)
 

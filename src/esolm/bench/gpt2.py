@@ -11,6 +11,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core.batch import Batch
 from ..core.randomness import Randomness
 from ..data import Loader, Manifest
 from ..net.denoiser import Denoiser, DenoiserConfig
@@ -27,7 +28,7 @@ def ours(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss]:
     sizes = (manifest.vocab_size, manifest.length, layers, width, width // 64)
     net = Denoiser(DenoiserConfig(*sizes, adaln=False, dropout=0.0, init="gpt2"))
     system = find("ar")(mask_id=manifest.mask_id)
-    return net, lambda x: system.terms(net, x, None, None, Randomness(0, 0, len(x)), True)[0].nats.mean()
+    return net, lambda x: system.terms(net, Batch(x), Randomness(0, 0, len(x)), True)[0].nats.mean()
 
 
 def theirs(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss]:

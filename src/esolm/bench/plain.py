@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.batch import Batch
 from ..core.randomness import Randomness, fold
 from ..core.terms import token_nats, total
 from ..core.visibility import Packed, Visibility
@@ -77,7 +78,7 @@ def _peak(
     for i in range(2):
         rng = Randomness(fold(1, i), 0, batch)
         with autocast(x.device, "float32" if plain else precision):
-            terms = system.terms(net, x, None, None, rng, True)
+            terms = system.terms(net, Batch(x), rng, True)
         total(terms, system.counts(torch.ones_like(x) > 0, rng)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

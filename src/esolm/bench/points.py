@@ -60,7 +60,7 @@ def run(
 
     def case(point: str, lm: LanguageModel, options: dict[str, Any]) -> Callable[[int], None]:
         def draw(i: int) -> None:
-            passes[point].append(lm.sample(batch, seed=i, batch_size=batch, **options).passes)
+            passes[point].append(lm.sample(num_samples=batch, seed=i, batch_size=batch, **options).passes)
 
         return draw
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from ..core.randomness import Randomness
 from ..core.visibility import sorted_two_stream
 from ..data import Loader
-from ..likelihood.orders import name_of
 from ..model import load
 from ..net.denoiser import Rows
 from ..net.fold import fold
@@ -55,8 +54,8 @@ def run(
     if threads:
         torch.set_num_threads(threads)
     lm = load(run, which=which)
-    if name_of(lm.system) == "ar":
-        raise ValueError(f"{run} is a run of ar, which predicts no masks: give a run of another system")
+    if lm.system.exact:
+        raise ValueError(f"{run} is left to right and predicts no masks: give a run of another system")
     nets = {name: fold(trainable(lm.net), name) for name in ("float32", "bf16", "int8")}
     source, mask_id = Loader(data, split, 1, shuffle=False), lm.system.mask_id
     kl: dict[str, list[Tensor]] = {name: [] for name in nets}

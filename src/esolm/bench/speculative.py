@@ -79,7 +79,7 @@ def case(
     """Return a function that draws a batch with the seed of its round and adds it to the tally."""
 
     def draw(i: int) -> None:
-        tally.add(list(lm.stream(batch, length, seed=i, batch_size=batch, **options)))
+        tally.add(list(lm.stream(None, batch, length, seed=i, batch_size=batch, **options)))
 
     return draw
 

@@ -28,7 +28,7 @@ def mark(): times.append(time.time())
 import torch; mark()
 import esolm; mark()
 lm = esolm.load(sys.argv[1], precision=sys.argv[2]); mark()
-lm.sample(1, int(sys.argv[3]), alpha_0=1.0, num_steps=int(sys.argv[4])); mark()
+lm.sample(length=int(sys.argv[3]), alpha_0=1.0, num_steps=int(sys.argv[4])); mark()
 print(*times)
 """
 

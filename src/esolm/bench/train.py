@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.batch import Batch
 from ..core.randomness import Randomness, fold
 from ..core.terms import total
 from ..net.denoiser import Denoiser, DenoiserConfig
@@ -45,7 +46,7 @@ def training_step(system: System, net: Denoiser, x: Tensor, precision: str) -> C
     def step(i: int) -> None:
         rng = Randomness(fold(1, i), 0, len(x))
         with autocast(x.device, precision):
-            terms = system.terms(net, x, None, None, rng, True)
+            terms = system.terms(net, Batch(x), rng, True)
         total(terms, system.counts(scored, rng)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -15,11 +15,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from ..core.batch import Batch
 from ..net.denoiser import Denoiser, DenoiserConfig
 from ..runtime.distributed import ALONE, Ranks
 from ..systems import find
 from ..training.learner import Learner
-from ..training.loop import Examples, accumulate
+from ..training.loop import accumulate
 from ..training.options import Batching, Compute, Optim
 from ..training.parallel import connect, shard
 
@@ -32,10 +33,10 @@ class RandomSource:
     def __init__(self, vocab_size: int, length: int) -> None:
         self.vocab_size, self.length = vocab_size, length
 
-    def batch(self, step: int, first: int = 0, count: int | None = None) -> Examples:
+    def batch(self, step: int, first: int = 0, count: int | None = None) -> Batch:
         """Return `count` random sequences."""
         x: Tensor = torch.randint(0, self.vocab_size - 1, (count or 1, self.length))
-        return Examples(x, None, None)
+        return Batch(x)
 
     def __len__(self) -> int:
         return 1

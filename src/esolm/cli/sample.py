@@ -16,10 +16,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..model import Event, LanguageModel, Samples, Speculation, collect, load, until
+from ..model import LanguageModel, collect, load, until
 from ..runtime import distributed
 from ..runtime.distributed import Ranks
 from ..runtime.machine import keep_memory, pick_device, pick_weights
+from ..sampling.events import Event, Samples, Speculation
 from ..viz import frames, picture
 from ..viz import terminal as show
 from .parsing import parse, parser
@@ -104,13 +105,13 @@ def sample(options: Mapping[str, Any]) -> int:
             prompts = read_prompts(Path(options["prompt_file"]))
         records = [dict(record) for record in prompts for _ in range(options["num_samples"])]
         texts = [record["prompt"] for record in records]
-        return records, functools.partial(lm.stream, len(records), options["length"], prompt=texts)
+        return records, functools.partial(lm.stream, texts, len(records), options["length"])
 
     if (made := make(options, start, cut=True)) is None:
         return 0
     lm, samples, _, records = made
-    for record, tokens in zip(records, samples.tokens, strict=True):
-        rest = tokens[len(lm.tokenizer.encode(record["prompt"])) :]
+    for record, tokens, steps in zip(records, samples.tokens, samples.steps, strict=True):
+        rest = tokens[len(tokens) - sum(map(len, steps)) :]
         record["prediction"] = lm.tokenizer.decode(until(rest, lm.tokenizer.eos_id))
     deliver(*made, options)
     return 0
@@ -182,7 +183,7 @@ def united(parts: list[Samples]) -> Samples:
 
 def settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a stream takes as they are, and the order as numbers."""
-    order = None if options["order"] is None else numbers(options["order"], "order")
+    order = None if options["order"] is None else tuple(numbers(options["order"], "order"))
     return {**{name: options[name] for name in SETTINGS}, "order": order}
 
 

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-import glob
 import json
-import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-from torch.nn import functional as F
 
-from ..likelihood import scoring as evaluate
-from ..likelihood.orders import is_exact, name_of
-from ..model import LanguageModel, load, with_alpha_0
+from ..likelihood import scoring
+from ..likelihood.orders import is_exact
+from ..likelihood.texts import Sequences, read
+from ..likelihood.work import WorkFile
+from ..model import LanguageModel, load
 from ..net.protocol import trainable
-from ..runtime import distributed, machine
-from ..runtime.distributed import ALONE, Ranks
-from ..runtime.nested import differing
+from ..runtime import distributed
+from ..runtime.distributed import Ranks
 from ..storage import folder
+from ..systems import options_of
 from .parsing import parse, parser
-
-EVERY = 60.0
-"""Seconds between two writings of the work file."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +115,9 @@ def prepare(run: str, corpora: list[str], o: Scoring, ranks: Ranks) -> Callable[
     """Read everything; what is returned does the scoring, and gives a record of each corpus."""
     lm = open_model(run, o.device if ranks.world == 1 else str(ranks.device), o.alpha_0, o.weights)
     reading: dict[str, Any] = {key: getattr(o, key) for key in ("split", "length", "num_sequences", "field")}
-    texts = [evaluate.read(lm, spec, **reading, detokenizer=o.detokenizer) for spec in corpora]
+    texts = [read(spec, lm.tokenizer, lm.net.config.length, **reading, detokenizer=o.detokenizer) for spec in corpora]
     about = identity(lm, texts, o) if o.work or ranks.world > 1 else {}
-    files = Work(o.work, about, ranks)
+    files = WorkFile(o.work, about, ranks)
 
     def work_all() -> list[dict[str, Any]]:
         ranks.agree(about)
@@ -140,23 +128,22 @@ def prepare(run: str, corpora: list[str], o: Scoring, ranks: Ranks) -> Callable[
 
 
 def score_one(
-    lm: LanguageModel, sequences: evaluate.Sequences, o: Scoring, work: Work, i: int, ranks: Ranks
+    lm: LanguageModel, sequences: Sequences, o: Scoring, work: WorkFile, i: int, ranks: Ranks
 ) -> dict[str, Any]:
     """The record of corpus i."""
     settings: dict[str, Any] = {key: getattr(o, key) for key in ("antithetic", "num_draws", "seed", "batch_size")}
     start, each = time.perf_counter(), o.num_draws
     if o.estimator != "nelbo":
-        each = 1 if is_exact(lm.system, sequences.given is not None) else o.orders
+        each = 1 if is_exact(lm.system, sequences.batch.given is not None) else o.orders
         settings |= {"known": work.known(i), "keep": work.keeper(i)}
     with bar(sequences.name, len(ranks.share(len(sequences))) * each, ranks.rank > 0) as advance:
-        found = evaluate.score(lm, sequences, o.estimator, o.orders, advance=advance, ranks=ranks, **settings)
+        found = scoring.score(lm, sequences, o.estimator, o.orders, advance=advance, ranks=ranks, **settings)
     return {**found.record(), "seconds": time.perf_counter() - start}
 
 
 def open_model(run: str, device: str, alpha_0: float | None, weights: str = "ema") -> LanguageModel:
     """The model of a run with another alpha_0, if one is given."""
-    lm = load(run, weights, device=str(machine.pick_device(device)))
-    return dataclasses.replace(lm, system=with_alpha_0(lm.system, alpha_0))
+    return load(run, weights, device=device).at(alpha_0)
 
 
 @contextmanager
@@ -198,102 +185,12 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-class Work:
-    """Log-weights on disk, written whole or not at all, of one model, data and seed.
-
-    Each of several processes keeps what it finds in a part of its own; at the end, or by the next command, whatever its
-    number of processes, the parts become one file.
-    """
-
-    def __init__(self, path: str | None, identity: dict[str, Any], ranks: Ranks = ALONE) -> None:
-        self.path, self.identity, self.ranks = None if path is None else Path(path), identity, ranks
-        self.matrices: dict[str, Tensor] = {}
-        self.changed, self.saved = False, time.monotonic()
-        for file in self.files():
-            self._read(file)
-
-    def files(self) -> list[Path]:
-        """The file and its parts, as many as there are."""
-        if self.path is None:
-            return []
-        parts = sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.part-*"))
-        return [file for file in (self.path, *parts) if file.exists()]
-
-    def _read(self, path: Path) -> None:
-        try:
-            with safe_open(path, "pt") as file:
-                theirs = json.loads((file.metadata() or {})["identity"])
-                matrices = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise ValueError(f"{path} is no work file of esolm score ({error}): give another --work") from error
-        pairs = differing(theirs, self.identity).items()
-        if pairs:
-            other = "; ".join(f"{key} is {a!s:.12} there and {b!s:.12} here" for key, (a, b) in pairs)
-            raise ValueError(f"{path} is of another model, data or seed: {other}. Give another --work, or remove it")
-        for key, matrix in matrices.items():
-            self.matrices[key] = _united(self.matrices.get(key, matrix), matrix)
-
-    def known(self, index: int) -> Tensor | None:
-        """What is known of one corpus."""
-        return self.matrices.get(str(index))
-
-    def keeper(self, index: int) -> Callable[[Tensor], None]:
-        """What takes the matrix of one corpus and writes the file now and then."""
-
-        def keep(matrix: Tensor) -> None:
-            self.matrices[str(index)], self.changed = matrix, True
-            if self.path is not None and time.monotonic() - self.saved >= EVERY:
-                self.save(self.own(self.path))
-
-        return keep
-
-    def own(self, path: Path) -> Path:
-        """The file of this process while others work too."""
-        return path if self.ranks.world == 1 else path.with_name(f"{path.name}.part-{self.ranks.rank}")
-
-    def save(self, path: Path) -> None:
-        """Write everything under another name, then rename it."""
-        partial = path.with_name(f".{path.name}.partial")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(self.matrices, partial, {"identity": json.dumps(self.identity)})
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        self.changed, self.saved = False, time.monotonic()
-
-    def __enter__(self) -> Work:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.path is None:
-            return
-        if error is not None:
-            if self.changed:
-                self.save(self.own(self.path))
-        elif self.ranks.rank == 0:  # every process has everything now
-            parts = [file for file in self.files() if file != self.path]
-            if self.changed or parts:
-                self.save(self.path)
-            for part in parts:
-                part.unlink()
-
-
-def _united(one: Tensor, other: Tensor) -> Tensor:
-    """What either of two matrices knows, [n, K]."""
-    width = max(one.shape[1], other.shape[1])
-    one, other = (F.pad(t, (0, width - t.shape[1]), value=math.nan) for t in (one, other))
-    return torch.where(one.isnan(), other, one)
-
-
-def identity(lm: LanguageModel, texts: list[evaluate.Sequences], o: Scoring) -> dict[str, Any]:
+def identity(lm: LanguageModel, texts: list[Sequences], o: Scoring) -> dict[str, Any]:
     """What log-weights depend on, besides their number."""
-    system = {"name": name_of(lm.system), **dataclasses.asdict(lm.system)}  # type: ignore[call-overload]
     data = {f"{i}": sequences.sha256 for i, sequences in enumerate(texts)}
     about = {
         "model": folder.fingerprint(trainable(lm.net).state_dict()),
-        "system": system,
+        "system": options_of(lm.system),
         "seed": o.seed,
         "antithetic": o.antithetic,
         "data": data,

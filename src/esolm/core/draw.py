@@ -20,6 +20,10 @@ ATTEMPTS = 32
 """Rejections by top-p after which the remaining rows are drawn by a full sort."""
 
 
+class BadLogits(ValueError):
+    """Logits that no token can be drawn from."""
+
+
 @dataclass(frozen=True)
 class Draw:
     """How a token is drawn: softmax(logits / temperature), cut to the top_k likeliest and to the nucleus top_p.

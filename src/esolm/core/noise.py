@@ -28,12 +28,6 @@ class Linear:
         return -self.dalpha(t) / (1 - self.alpha(t))
 
 
-def scored_tokens(x: Tensor, valid: Tensor | None, given: Tensor | None) -> Tensor:
-    """Tokens that are valid and not given, bool [B, L]."""
-    scored = torch.ones_like(x, dtype=torch.bool) if valid is None else valid
-    return scored if given is None else scored & ~given
-
-
 def mask_by_rate(scored: Tensor, alpha_t: Tensor | float, u: Tensor) -> Tensor:
     """Each scored token is masked with probability 1 - alpha_t, u uniform [B, L]: bool [B, L]."""
     return scored & (u >= alpha_t)

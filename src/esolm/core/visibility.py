@@ -160,3 +160,11 @@ def block(length: int, block_size: int, device: torch.device | None = None) -> V
         num_z=length,
         block_size=block_size,
     )
+
+
+def hide_masks(visibility: Visibility, masked: Tensor, num_clean: Tensor) -> Visibility:
+    """The pattern in which a mask sees the clean tokens and itself; masked bool [B, N], masks last; num_clean [B]."""
+    place = visibility.rank.expand_as(masked)
+    rank = torch.where(masked, HIDDEN, place)
+    horizon = torch.where(masked, num_clean[:, None] - 1, place)
+    return Visibility(rank, horizon, torch.where(masked, place, -1))

@@ -7,23 +7,14 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from ..core.batch import Batch
 from ..core.randomness import fold
 from .manifest import Manifest, Split
 from .permutation import permute
-
-
-class Batch(NamedTuple):
-    """Tokens, which of them are valid (None: all) and which are given (None: none)."""
-
-    x: Tensor  # int64 [B, L]
-    valid: Tensor | None  # bool [B, L]; padding is neither seen nor scored
-    given: Tensor | None  # bool [B, L]; given tokens are seen and not scored
 
 
 class Loader:
@@ -66,7 +57,7 @@ class Loader:
         rows, counts = self._rows(self._places(step * self.batch_size + np.arange(first, last)))
         x = torch.from_numpy(rows)
         if counts is None:
-            return Batch(x, None, None)
+            return Batch(x)
         head = torch.arange(x.shape[1]) < torch.from_numpy(counts)[:, None]
         return Batch(x, None, head) if self.manifest.packing == "conditional" else Batch(x, head, None)
 

@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,16 +16,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..core.visibility import full
+from ..core.batch import Batch
 from ..data import Tokenizer
 from ..data import tokenizer as make_tokenizer
 from ..data.tokenizer import SPECS, from_json
-from ..likelihood import scoring as evaluate
+from ..likelihood import scoring, texts
 from ..model import LanguageModel, load
 from ..net.denoiser import DenoiserConfig
 from ..net.protocol import trainable
 from ..runtime.nested import flat
 from ..storage import folder
+from ..systems import with_ids
 from .ckpt import Checkpoint, Inert, Stored, plain
 from .released import BUFFERS, ROTARY, Source, make_net, make_system
 
@@ -71,10 +71,7 @@ def convert(
         if words is None:
             raise ValueError(f"{path} has no tokenizer: give --tokenizer, one of {SPECS}")
         check_tokenizer(found, net.config, words)
-        made = replace(made, mask_id=words.mask_id)  # type: ignore[type-var]
-        if hasattr(made, "bos_id"):
-            made = replace(made, bos_id=words.bos_id)  # type: ignore[type-var]
-            getattr(made, "start_id", None)  # raises if it needs a token that there is not
+        made = with_ids(made, words)
         about = {"source": path.name, "weights": weights, **found.about}
         folder.write(partial, net, made, words, about)
         lm = load(partial)
@@ -84,15 +81,15 @@ def convert(
 
 def check(lm: LanguageModel, text: str | None) -> dict[str, float]:
     """A forward pass over random tokens and, where a text is given, its perplexity by the system's own bound."""
-    length = min(lm.net.config.length, 64)
+    length = min(lm.net.config.length, max(64 // lm.system.block_size, 1) * lm.system.block_size)
     tokens = torch.randint(lm.net.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        logits = lm.net(tokens, torch.arange(length)[None], full(length))
+        logits = lm.system.logits(lm.net, Batch(tokens))
     if not logits.isfinite().all():
         raise ValueError("the converted network gives logits that are not finite: the weights are damaged")
     if text is None:
         return {}
-    found = evaluate.score(lm, evaluate.read(lm, text)).record()
+    found = scoring.score(lm, texts.read(text, lm.tokenizer, lm.net.config.length)).record()
     return {"perplexity": found["perplexity"], "tokens": found["tokens"]}
 
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import torch
 
-from ..likelihood.orders import is_left_to_right, name_of
-from ..model import LanguageModel, find_folder, load, locate
+from ..model import LanguageModel, load
 from ..net.protocol import trainable
 from ..storage import checkpoint, folder
+from ..storage.models import find_folder, locate
 from ..training import runs
 
 
@@ -83,13 +83,13 @@ def card(lm: LanguageModel, about: dict[str, Any], name: str) -> str:
     if "source" in about:
         rows["converted from"] = f"`{about['source']}`"
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    tags = "\n".join(f"- {tag}" for tag in dict.fromkeys(("esolm", name_of(lm.system), "masked-diffusion")))
+    tags = "\n".join(f"- {tag}" for tag in dict.fromkeys(("esolm", lm.system.name, "masked-diffusion")))
     return CARD.format(name=name, table=table, tags=tags)
 
 
 def perplexity(lm: LanguageModel, about: dict[str, Any]) -> str:
     """The perplexity that is known, what it is of, and the estimator it is by."""
-    estimator = "exact likelihood" if is_left_to_right(lm.system) else "the system's own bound (nelbo), an upper bound"
+    estimator = "exact likelihood" if lm.system.exact else "the system's own bound (nelbo), an upper bound"
     if "validation" in about:
         return f"{about['validation']['perplexity']:.2f} on the validation split, by {estimator}"
     if "perplexity" in about.get("check", {}):

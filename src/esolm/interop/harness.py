@@ -21,10 +21,12 @@ try:
 except ImportError as error:
     raise ImportError("esolm.harness needs the lm-evaluation-harness: pip install 'esolm[eval]'") from error
 
+from ..core.batch import Batch
 from ..core.randomness import fold
-from ..likelihood import scoring as evaluate
-from ..likelihood.orders import name_of, padded, windows
-from ..model import LanguageModel, load, until, with_alpha_0
+from ..likelihood import scoring
+from ..likelihood.orders import padded, windows
+from ..likelihood.texts import Sequences
+from ..model import load, until
 from ..runtime.machine import pick_device
 
 DEFAULT_DEVICE = "cuda:0"
@@ -66,12 +68,12 @@ class EsoLM(LM):
         if device is None or (device == DEFAULT_DEVICE and not torch.cuda.is_available()):
             device = "auto"
         lm = load(pretrained, weights, which, str(pick_device(device)))
-        self.lm = LanguageModel(lm.net, with_alpha_0(lm.system, alpha_0), lm.tokenizer)
+        self.lm = lm.at(alpha_0)
         self.length = lm.net.config.length
         self.estimator = estimator.replace("_", "-")
-        if self.estimator not in evaluate.ESTIMATORS:
-            raise ValueError(f"no estimator {estimator!r}: choose one of {', '.join(evaluate.ESTIMATORS)}")
-        self.scoring: dict[str, Any] = {"num_orders": num_orders, "antithetic": antithetic, "num_draws": num_draws}
+        if self.estimator not in scoring.ESTIMATORS:
+            raise ValueError(f"no estimator {estimator!r}: choose one of {', '.join(scoring.ESTIMATORS)}")
+        self.options: dict[str, Any] = {"num_orders": num_orders, "antithetic": antithetic, "num_draws": num_draws}
         self.sampling = {"sampler": sampler, "num_steps": num_steps}
         self.stride, self.greedy, self.seed = self.length if stride is None else stride, greedy, seed
         self.max_gen_toks = max(1, self.length // 4) if max_gen_toks is None else max_gen_toks
@@ -85,7 +87,7 @@ class EsoLM(LM):
 
     def get_model_info(self) -> dict[str, Any]:
         """What the results file says of the model."""
-        return {"system": name_of(self.lm.system), "estimator": self.estimator, **self.scoring, "seed": self.seed}
+        return {"system": self.lm.system.name, "estimator": self.estimator, **self.options, "seed": self.seed}
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """log p(continuation | context), and whether it is what greedy sampling gives."""
@@ -156,7 +158,7 @@ class EsoLM(LM):
     def _score(self, rows: Sequence[Sequence[int]], counts: Sequence[int]) -> list[float]:
         """log p of each row after its first `counts` tokens; the batch size does not matter."""
         values, groups = [0.0] * len(rows), dict[int, list[int]]()
-        step = math.lcm(getattr(self.lm.system, "block_size", 1), 8)  # rows of like length pad each other little
+        step = math.lcm(self.lm.system.block_size, 8)  # rows of like length pad each other little
         for i, row in enumerate(rows):
             groups.setdefault(min(-(-len(row) // step) * step, max(self.length, len(row))), []).append(i)
         for wide, places in groups.items():
@@ -164,15 +166,15 @@ class EsoLM(LM):
             given = torch.arange(wide) < torch.tensor([counts[i] for i in places])[:, None]
             kept = None if valid.all() else valid, given if given.any() else None
             seed = self.seed if wide == self.length else fold(self.seed, wide)
-            sequences = evaluate.Sequences("harness", x, *kept, 0)
-            options = {**self.scoring, "seed": seed, "batch_size": self.batch_size}
-            for i, nats in zip(places, evaluate.score(self.lm, sequences, self.estimator, **options).nats.tolist()):
+            sequences = Sequences("harness", Batch(x, *kept), 0)
+            options = {**self.options, "seed": seed, "batch_size": self.batch_size}
+            for i, nats in zip(places, scoring.score(self.lm, sequences, self.estimator, **options).nats.tolist()):
                 values[i] = -nats
         return values
 
     def _is_greedy(self, pairs: Sequence[tuple[list[int], int]]) -> list[bool]:
         rows = [[*ids[:count], *[None] * (len(ids) - count)] for ids, count in pairs]
-        sampler = GREEDY.get(name_of(self.lm.system))
+        sampler = GREEDY.get(self.lm.system.name)
         made = self._sample(rows, temperature=0.0, sampler=sampler)
         return [found[: len(ids)] == ids for found, (ids, _) in zip(made, pairs, strict=True)]
 
@@ -195,10 +197,10 @@ class EsoLM(LM):
 
     def _sample(self, rows: Sequence[Sequence[int | None]], **options: Any) -> list[list[int]]:
         """All rows filled in; a block that is not full is filled up."""
-        block = getattr(self.lm.system, "block_size", 1)
+        block = self.lm.system.block_size
         rows = [[*row, *[None] * (-len(row) % block)] for row in rows]
         options = {**options, "seed": self.seed, "batch_size": self.batch_size}
-        return self.lm.sample(len(rows), tokens=rows, **options).tokens if rows else []
+        return self.lm.sample(tokens=rows, **options).tokens if rows else []
 
 
 def cut(text: str, stops: Iterable[str]) -> str:

@@ -19,13 +19,11 @@ try:
 except ImportError as error:
     raise ImportError("esolm.hf needs transformers: pip install 'esolm[hf]'") from error
 
-from ..core import order
+from ..core.batch import Batch
 from ..core.randomness import Randomness, fold
 from ..core.terms import total
-from ..core.visibility import HIDDEN, Visibility, block, causal, full, hide, prefix
-from ..likelihood.orders import name_of
 from ..model import LanguageModel
-from ..net.denoiser import Denoiser, DenoiserConfig, Rows
+from ..net.denoiser import Denoiser, DenoiserConfig
 from ..net.protocol import trainable
 from ..storage import folder
 
@@ -94,7 +92,7 @@ class EsoLMForMaskedLM(PreTrainedModel):
         valid = None if attention_mask is None or attention_mask.bool().all() else attention_mask.bool()
         found: dict[str, Any] = {}
         if labels is None:
-            found["logits"] = logits(self.net, self.system, input_ids, valid, sigma)
+            found["logits"] = self.system.logits(self.net, Batch(input_ids, valid), sigma)
         else:
             found["loss"] = self._loss(input_ids, labels, valid)
         output = MaskedLMOutput(**found)
@@ -106,12 +104,12 @@ class EsoLMForMaskedLM(PreTrainedModel):
         seen = x if valid is None else torch.where(valid, x, -1)
         if (seen == self.system.mask_id).any():
             raise ValueError("a text to learn holds masks: esolm draws its own, so use a collator with mlm=False")
-        scored = ~given if valid is None else ~given & valid
+        batch = Batch(x, valid, given).trimmed()
         seed = int(torch.randint(1 << 62, ())) if self.training else 0
         rng = Randomness(fold(seed, "trainer"), 0, len(x))
-        terms = self.system.terms(self.net, x, valid, given if given.any() else None, rng, self.training)
+        terms = self.system.terms(self.net, batch, rng, self.training)
         counts = {term.name: int(term.valid.sum()) for term in terms}
-        return total(terms, self.system.counts(scored, rng) if self.training else counts)
+        return total(terms, self.system.counts(batch.scored, rng) if self.training else counts)
 
 
 AutoConfig.register(folder.TYPE, EsoLMConfig, exist_ok=True)
@@ -124,54 +122,3 @@ def wrap(lm: LanguageModel, about: dict[str, Any] | None = None) -> EsoLMForMask
     model: Any = EsoLMForMaskedLM(EsoLMConfig(**folder.describe(lm.net.config, lm.system), about=about))
     model.net.load_state_dict(trainable(lm.net).state_dict())
     return model.to(lm.net.device).eval()
-
-
-def logits(net: Denoiser, system: Any, x: Tensor, valid: Tensor | None = None, sigma: Tensor | None = None) -> Tensor:
-    """What the network says of every position in the pattern that its system samples with, [B, L, V].
-
-    x: int [B, L], the mask id where a token is not known. sigma: see `EsoLMForMaskedLM.forward`.
-    """
-    length, name = x.shape[1], name_of(system)
-    if sigma is not None and name != "esolm":
-        raise ValueError(f"sigma is an order for esolm; {name} has none: leave it out")
-    position = torch.arange(length, device=x.device)[None]
-    if name == "mdlm":
-        return net(x, position, full(length, valid, x.device))
-    if name == "bd3lm":
-        if length % system.block_size:
-            raise ValueError(f"length {length} is not a multiple of block_size {system.block_size}")
-        visibility = block(length, system.block_size, x.device)
-        visibility = visibility if valid is None else hide(visibility, valid.repeat(1, 2))
-        return net(x.repeat(1, 2), position.repeat(1, 2), visibility, out=Rows(slice(0, length)))
-    masked = x == system.mask_id
-    if name == "esolm":
-        if sigma is None:
-            sigma = order.sort(order.groups(masked, valid, None), position / length)
-        unknown = masked if valid is None else masked | ~valid
-        visibility = _in_order(system, unknown.gather(1, sigma))
-        return _placed(net(x.gather(1, sigma), sigma, visibility), sigma)
-    if name == "ar":
-        masked = torch.zeros_like(masked)  # what is not known comes after all that is, whatever stands there
-        sigma = order.sort(order.groups(masked, valid, None), position / length)
-        before = torch.cat([x.new_full((len(x), 1), system.start_id), x.gather(1, sigma)[:, :-1]], 1)
-        return _placed(net(before, sigma, causal(length, x.device)), sigma)
-    raise ValueError(f"system {name!r} has no pattern for logits: it must be ar, mdlm, bd3lm or esolm")
-
-
-def _in_order(system: Any, masked: Tensor) -> Visibility:
-    """Eso-LM's pattern on sorted tokens, masks and padding last: B, B whose masks do not see each other, or A."""
-    visibility = causal(masked.shape[1], masked.device)
-    num_clean = (~masked).sum(1)
-    if system.variant == "A":
-        return prefix(visibility.rank, num_clean)
-    if system.loss != "any_order":
-        return visibility
-    place = visibility.rank.expand_as(masked)
-    rank = torch.where(masked, HIDDEN, place)
-    horizon = torch.where(masked, num_clean[:, None] - 1, place)
-    return Visibility(rank, horizon, torch.where(masked, place, -1))
-
-
-def _placed(found: Tensor, sigma: Tensor) -> Tensor:
-    """Logits in the order of sigma, [B, L, V], back at their positions."""
-    return torch.empty_like(found).scatter_(1, sigma[..., None].expand_as(found), found)

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from ..core import order
 from ..core.visibility import full, prefix, sorted_two_stream, two_stream
-from .denoiser import Denoiser, Rows
+from .denoiser import Rows
 from .head import Score
 from .packed import Call, together
+from .protocol import Forward
 
 
 def order_nats(
-    net: Denoiser,
+    net: Forward,
     x: Tensor,
     sigma: Tensor,
     scored: Tensor,
@@ -29,14 +30,14 @@ def order_nats(
 ) -> Tensor:
     """-log p(x^sigma(l) | x^sigma(<l)) of the scored tokens, in one two-stream pass: nats [B, L] in natural order.
 
-    The scored positions must be the last valid ones of sigma, up to fill; padding comes after them. Differentiable.
+    The scored positions must be the last valid ones of sigma; padding comes after them. Differentiable.
     num_clean [B]: Eso-LM (A), whose first num_clean tokens of the order see each other.
     """
-    call, place = ask_order(x, sigma, scored, mask_id, valid, num_clean)
+    call, place = order_call(x, sigma, scored, mask_id, valid, num_clean)
     return place(*together(net, [call]))
 
 
-def ask_order(
+def order_call(
     x: Tensor,
     sigma: Tensor,
     scored: Tensor,
@@ -44,7 +45,7 @@ def ask_order(
     valid: Tensor | None = None,
     num_clean: Tensor | None = None,
 ) -> tuple[Call, Callable[[Tensor], Tensor]]:
-    """What `order_nats` asks the network, and how its answer becomes nats [B, L].
+    """The network call of `order_nats`, and the function that turns its nats [R] into [B, L].
 
     Mask queries see the clean tokens before them in the order, and themselves.
     """
@@ -78,12 +79,12 @@ def ask_order(
 
 
 def bucket(rows: int, most: int, size: int = 8) -> int:
-    """At least one and at most `most` rows, in steps of `size`: a training run then meets few shapes."""
+    """Round rows up to a multiple of `size`, between 1 and `most`, so that training sees few shapes."""
     return min(max(-(-rows // size), 1) * size, most)
 
 
 def bidirectional_nats(
-    net: Denoiser,
+    net: Forward,
     x: Tensor,
     sigma: Tensor,
     scored: Tensor,
@@ -97,7 +98,7 @@ def bidirectional_nats(
     """
     length = x.shape[1]
     if not scored.any():
-        return net.head.weight.new_zeros(x.shape)
+        return torch.zeros(x.shape, device=x.device)
     step = order.inverse(sigma)
     row, column = scored.nonzero(as_tuple=True)
     position = torch.arange(length, device=x.device)[None]
@@ -117,3 +118,8 @@ def place_nats(nats: Tensor, rows: Tensor, position: Tensor, length: int) -> Ten
     batch = torch.arange(rows.shape[0], device=rows.device)[:, None].expand_as(rows)
     flat = (batch * length + position)[rows]
     return nats.new_zeros(rows.shape[0] * length).index_copy(0, flat, nats).unflatten(0, (-1, length))
+
+
+def unsorted(logits: Tensor, sigma: Tensor) -> Tensor:
+    """Logits [B, L, V] in the order of sigma, put back at their positions."""
+    return torch.empty_like(logits).scatter_(1, sigma[..., None].expand_as(logits), logits)

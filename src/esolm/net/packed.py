@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.visibility import Packed, Part, Visibility
 from .denoiser import Rows
 from .head import Score
-from .protocol import Network
+from .protocol import Forward
 
 
 class Call(NamedTuple):
@@ -27,7 +27,7 @@ class Call(NamedTuple):
     score: Score
 
 
-def together(net: Network, calls: Sequence[Call]) -> Sequence[Tensor]:
+def together(net: Forward, calls: Sequence[Call]) -> Sequence[Tensor]:
     """The nats [R] of each call, by one pass for all."""
     if len(calls) == 1:
         call = calls[0]

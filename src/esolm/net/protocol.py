@@ -13,19 +13,8 @@ from .denoiser import Denoiser, DenoiserConfig, Rows
 from .head import Score
 
 
-class Network(Protocol):
-    """A function from tokens to logits with an optional KV cache: trained, folded, or replayed as a CUDA graph."""
-
-    @property
-    def config(self) -> DenoiserConfig: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of matrix products, keys and values."""
-        ...
+class Forward(Protocol):
+    """The call of a network, which losses and likelihoods need; DDP and compiled networks have it too."""
 
     def __call__(
         self,
@@ -38,6 +27,21 @@ class Network(Protocol):
         score: Score | None = None,
     ) -> Tensor:
         """Logits, or the nats of `score`; see `Denoiser.forward`."""
+        ...
+
+
+class Network(Forward, Protocol):
+    """A function from tokens to logits with an optional KV cache: trained, folded, or replayed as a CUDA graph."""
+
+    @property
+    def config(self) -> DenoiserConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of matrix products, keys and values."""
         ...
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:

@@ -8,7 +8,7 @@ Shapes: B batch, L length, K steps, m masks and c clean tokens fed at a step, V 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,17 +21,23 @@ from ..core.order import Schedule
 from ..core.randomness import Randomness, fold, uniform
 from ..core.visibility import HIDDEN, Visibility, full, hide
 from ..net.cache import KVCache
-from ..net.denoiser import Denoiser, Rows
+from ..net.denoiser import Rows
+from ..net.protocol import Network
 from .request import Request, Step
 
 
 @dataclass(frozen=True)
 class Chooser:
-    """Tokens for positions: the number that decides is a function of seed, row and position alone."""
+    """Draws tokens for positions; the uniform draw is a function of seed, row and position alone."""
 
     draw: Draw
     rng: Randomness
     mask_id: int
+
+    @classmethod
+    def of(cls, request: Request, rng: Randomness, mask_id: int) -> Chooser:
+        """The chooser of a request."""
+        return cls(request.draw, rng.at("token"), mask_id)
 
     def __call__(self, logits: Tensor, row: Tensor, position: Tensor) -> Tensor:
         """logits [R, V], row and position int [R] -> tokens int [R]."""
@@ -50,31 +56,31 @@ class Chooser:
 
 
 def any_order_plan(
-    system: str, samplers: dict[str, tuple[str, ...]], request: Request, rng: Randomness, alpha_0: float
+    system: str, samplers: Mapping[str, tuple[str, ...]], request: Request, rng: Randomness, alpha_0: float
 ) -> Schedule:
-    """The schedule of a system that can denoise in any order; by default first-hitting, or ancestral with num_steps."""
-    default = "first_hitting" if request.num_steps is None else "ancestral"
-    sampler = request.check(system, samplers, request.sampler or default)
-    given, valid, how = request.given, request.valid, request.given_order
-    alpha_0 = alpha_0 if request.alpha_0 is None else request.alpha_0
-    if sampler == "order":
-        if request.order is None:
-            raise ValueError("sampler order needs order, a permutation of the positions")
-        return order.user_order(given, valid, rng, request.order, how)
+    """The schedule of a system that denoises in any order; by default first-hitting, or ancestral with num_steps."""
+    options = request.options
+    default = "first_hitting" if options.num_steps is None else "ancestral"
+    sampler = request.choose_sampler(system, samplers, default)
+    given, valid, given_order = request.given, request.valid, options.given_order
+    alpha_0 = alpha_0 if options.alpha_0 is None else options.alpha_0
+    if sampler == "order" and request.order is None:
+        raise ValueError("sampler order needs order, a permutation of the positions")
+    if sampler == "speculative" and request.order is not None and options.alpha_0 is not None:
+        raise ValueError("sampler speculative takes either alpha_0, which draws the order, or order")
+    if request.order is not None:
+        return order.user_order(given, valid, rng, request.order, given_order)
     if sampler == "block":
-        if request.parallelism is None:
-            raise ValueError("sampler block needs parallelism, the tokens drawn together")
-        return order.blocks(given, valid, rng, request.parallelism, how)
+        if options.parallelism is None:
+            raise ValueError("sampler block needs parallelism, the number of tokens drawn together")
+        return order.blocks(given, valid, rng, options.parallelism, given_order)
     if sampler == "left_to_right":
-        return order.ancestral(given, valid, rng, 0.0, None, how)
-    if sampler == "speculative" and request.order is not None:
-        if request.alpha_0 is not None:
-            raise ValueError("sampler speculative takes either alpha_0, which draws the order, or order")
-        return order.user_order(given, valid, rng, request.order, how)
+        return order.ancestral(given, valid, rng, 0.0, None, given_order)
     if sampler in ("first_hitting", "speculative"):
-        return order.ancestral(given, valid, rng, alpha_0, None, how)
-    own = valid.sum(1, keepdim=True)  # of each row, whatever stands beside it
-    return order.ancestral(given, valid, rng, alpha_0, own if request.num_steps is None else request.num_steps, how)
+        return order.ancestral(given, valid, rng, alpha_0, None, given_order)
+    own = valid.sum(1, keepdim=True)  # T of each row is its own length, whatever is batched with it
+    steps = own if options.num_steps is None else options.num_steps
+    return order.ancestral(given, valid, rng, alpha_0, steps, given_order)
 
 
 def places(begin: Tensor, count: Tensor, most: int, fill: int) -> Tensor:
@@ -120,7 +126,7 @@ def _labels(
 
 
 def ordered(
-    net: Denoiser,
+    net: Network,
     x: Tensor,
     schedule: Schedule,
     choose: Chooser,
@@ -163,7 +169,7 @@ def ordered(
         begin, count = starts[:, k], size
 
 
-def prefix_ordered(net: Denoiser, x: Tensor, schedule: Schedule, choose: Chooser, hide_masks: bool) -> Iterator[Step]:
+def prefix_ordered(net: Network, x: Tensor, schedule: Schedule, choose: Chooser, hide_masks: bool) -> Iterator[Step]:
     """Eso-LM (A): without a cache while clean tokens still see new ones; cached once the sequential phase begins."""
     length = x.shape[1]
     tokens = x.clone()
@@ -200,7 +206,7 @@ def _write(tokens: Tensor, position: Tensor, token: Tensor, drawn: Tensor) -> No
     tokens[row.to(tokens.device), position[row, column].to(tokens.device)] = token[drawn.to(token.device)]
 
 
-def bidirectional(net: Denoiser, x: Tensor, valid: Tensor, schedule: Schedule, choose: Chooser) -> Iterator[Step]:
+def bidirectional(net: Network, x: Tensor, valid: Tensor, schedule: Schedule, choose: Chooser) -> Iterator[Step]:
     """MDLM: every step runs the whole sequence, and only the positions of the step get logits.
 
     A step in which nothing is unmasked has no entry in the schedule: its prediction would be the one before.
@@ -226,7 +232,7 @@ def bidirectional(net: Denoiser, x: Tensor, valid: Tensor, schedule: Schedule, c
 
 
 def left_to_right(
-    net: Denoiser, x: Tensor, lengths: Tensor, prompt: Tensor, choose: Chooser, start_id: int
+    net: Network, x: Tensor, lengths: Tensor, prompt: Tensor, choose: Chooser, start_id: int
 ) -> Iterator[Step]:
     """AR: the prompt in one pass, then one token a pass, each predicted from the token before it.
 
@@ -257,7 +263,7 @@ def left_to_right(
 
 
 def blockwise(
-    net: Denoiser, x: Tensor, valid: Tensor, schedule: Schedule, block_size: int, choose: Chooser
+    net: Network, x: Tensor, valid: Tensor, schedule: Schedule, block_size: int, choose: Chooser
 ) -> Iterator[Step]:
     """BD3-LM: block by block, with a cache between blocks and the steps of the schedule inside.
 

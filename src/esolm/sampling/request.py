@@ -9,61 +9,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..core.draw import Draw
+from .options import OF_SOME_SAMPLERS, SamplingOptions
 
 
 class Drafts(NamedTuple):
-    """What one speculative pass drafted: of a row's drafts the first `accepted` are kept, the next one is rejected and
-    replaced, and those behind it are dropped without a judgement."""
+    """The drafts of one speculative pass. Of each row the first `accepted` are kept, the next one is rejected and
+    replaced, and those behind it are dropped unjudged."""
 
     position: Tensor  # int [B, d]
     token: Tensor  # int [B, d]
-    drawn: Tensor  # bool [B, d]; False is fill
+    drawn: Tensor  # bool [B, d]; False is padding
     accepted: Tensor  # int [B]
     fed: Tensor  # int [B]: tokens and masks of the row in this pass
 
 
 class Step(NamedTuple):
-    """What one pass committed."""
+    """The tokens that one pass committed."""
 
     position: Tensor  # int [B, m]
     token: Tensor  # int [B, m]
-    drawn: Tensor  # bool [B, m]; False is fill, in rows that commit fewer
+    drawn: Tensor  # bool [B, m]; False is padding, in rows that commit fewer
     drafts: Drafts | None = None  # of a speculative pass
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to sample: the given tokens of x, which positions exist, and how. None leaves it to the system."""
+    """What to sample: the given tokens of x, which positions exist, and how."""
 
     x: Tensor  # int [B, L]
     given: Tensor  # bool [B, L]
-    valid: Tensor  # bool [B, L]; a row's positions 0 .. its length
-    sampler: str | None = None
-    alpha_0: float | None = None
-    num_steps: int | None = None
-    parallelism: int | None = None
-    order: Tensor | None = None  # int [B|1, L]
-    window: int | None = None
-    given_order: str = "ascending"
-    draw: Draw = field(default_factory=Draw)
+    valid: Tensor  # bool [B, L]; of each row the positions 0 .. its length - 1
+    options: SamplingOptions = field(default_factory=SamplingOptions)
+    draw: Draw = None  # type: ignore[assignment]  # by default as the options say
+    order: Tensor | None = None  # int [B|1, L]; by default that of the options
 
     def __post_init__(self) -> None:
-        if self.alpha_0 is not None and not 0 <= self.alpha_0 <= 1:
-            raise ValueError(f"alpha_0 is {self.alpha_0}; it must be between 0 and 1")
-        for name in ("num_steps", "parallelism", "window"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+        o = self.options
+        if self.draw is None:
+            object.__setattr__(self, "draw", Draw(o.temperature, o.top_p, o.top_k))
+        if self.order is None and o.order is not None:
+            object.__setattr__(self, "order", torch.tensor([o.order]))
 
-    def check(self, system: str, samplers: Mapping[str, tuple[str, ...]], sampler: str) -> str:
-        """The sampler, if this system has it and every option that is set belongs to it."""
+    def choose_sampler(self, system: str, samplers: Mapping[str, tuple[str, ...]], default: str) -> str:
+        """The requested sampler or the default; raises ValueError if the system lacks it or it ignores an option."""
+        sampler = self.options.sampler or default
         if sampler not in samplers:
-            raise ValueError(f"{system} has no sampler {sampler!r}; it has {', '.join(samplers)}")
-        for name in ("alpha_0", "num_steps", "parallelism", "order", "window"):
-            if getattr(self, name) is not None and name not in samplers[sampler]:
+            raise ValueError(f"{system} has no sampler {sampler!r}: choose one of {', '.join(samplers)}")
+        given = {name: getattr(self.options, name) for name in OF_SOME_SAMPLERS} | {"order": self.order}
+        for name, value in given.items():
+            if value is not None and name not in samplers[sampler]:
                 allowed = ", ".join(samplers[sampler]) or "none of these options"
                 raise ValueError(f"sampler {sampler} of {system} does not use {name}; it takes {allowed}")
         return sampler

@@ -18,7 +18,8 @@ from ..core.order import Schedule
 from ..core.randomness import fold, uniform
 from ..core.visibility import HIDDEN, Visibility
 from ..net.cache import KVCache
-from ..net.denoiser import Denoiser, Rows
+from ..net.denoiser import Rows
+from ..net.protocol import Network
 from .loops import Chooser, places
 from .request import Drafts, Step
 
@@ -68,7 +69,7 @@ def labels(clean: Tensor, masks: Tensor, end: Tensor, fill: int) -> Visibility:
 
 
 def speculative(
-    net: Denoiser, x: Tensor, schedule: Schedule, choose: Chooser, window: int | None = None
+    net: Network, x: Tensor, schedule: Schedule, choose: Chooser, window: int | None = None
 ) -> Iterator[Step]:
     """Eso-LM (B): the tokens of the order one by one, each from its exact conditional, in fewer passes than tokens.
 
@@ -128,7 +129,7 @@ def speculative(
 
 
 def _forward(
-    net: Denoiser,
+    net: Network,
     cache: KVCache,
     tokens: Tensor,
     sigma: Tensor,

@@ -26,9 +26,8 @@ from torch import Tensor
 from .. import __version__
 from ..data import Tokenizer
 from ..data import tokenizer as make_tokenizer
-from ..likelihood.orders import name_of
 from ..net.denoiser import Denoiser, DenoiserConfig
-from ..systems import System, find, names
+from ..systems import System, find, names, options_of
 
 TYPE, PREFIX = "esolm", "net."
 PACKAGED = Path(__file__).parents[1] / "models"
@@ -51,11 +50,7 @@ def packaged() -> dict[str, Path]:
 
 def describe(net: DenoiserConfig, system: System) -> dict[str, Any]:
     """Network and system, as `config.json` holds them."""
-    fields = dataclasses.asdict(system)  # type: ignore[call-overload]
-    name = name_of(system)
-    if name == type(system).__module__:  # of another package
-        name = f"{name}.{type(system).__qualname__}"
-    return json.loads(json.dumps({"net": dataclasses.asdict(net), "system": {"name": name, **fields}}))
+    return json.loads(json.dumps({"net": dataclasses.asdict(net), "system": options_of(system)}))
 
 
 def write(
@@ -127,10 +122,14 @@ def read_tokenizer(folder: Path, config: DenoiserConfig, system: System) -> Toke
     return found
 
 
-def trusted(name: str) -> type:
-    """The class of a system that a file names: of esolm, or of a module that the user has imported already."""
+def trusted(name: str) -> type[Any]:
+    """The class of a system that a file names: one of esolm, or of a module that the user has already imported."""
     if name not in names() and name.rpartition(".")[0] not in sys.modules:
-        raise ValueError(f"system {name!r} is none of {', '.join(names())}: import its module first, if you trust it")
+        module = name.rpartition(".")[0]
+        raise ValueError(
+            f"the model uses system {name!r}, which is not part of esolm. If you trust it, add `--import {module}` to "
+            f"the command, or `import {module}` before loading"
+        )
     return find(name)
 
 

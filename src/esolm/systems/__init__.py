@@ -1,6 +1,9 @@
-"""What a system is: a frozen dataclass of hyperparameters with a loss and a sampler.
+"""The systems, one file each, and the contract that all of them keep. Imports core, net and sampling.
 
-Shapes: B batch, L length.
+A system is a frozen dataclass whose fields are its hyperparameters. Everything that the rest of the library asks of a
+system is a member of `System` below, so a new system is one file, inside the package or outside of it.
+
+Shapes: B batch, L length, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,44 +11,132 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from torch import Tensor
 
+from ..core.batch import Batch
 from ..core.order import Schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
+from ..net.protocol import Forward, Network
 from ..sampling.request import Request, Step
+
+S = TypeVar("S", bound="System")
 
 
 class System(Protocol):
-    """A way to train a Denoiser and to draw from it. The mask id is part of it; the network knows none."""
+    """How a network is trained and sampled. Subclass it to get the defaults of the optional members.
 
-    mask_id: int
+    Required: `mask_id`, `samplers`, `terms`, `counts`, `plan`, `sample`. The mask id belongs to the system; the network
+    knows none.
+    """
 
-    def terms(
-        self, net: Any, x: Tensor, valid: Tensor | None, given: Tensor | None, rng: Randomness, train: bool
-    ) -> list[Term]:
-        """Named terms of the loss (train) or of the bound (not train) of x [B, L].
+    samplers: ClassVar[Mapping[str, tuple[str, ...]]]
+    """Each sampler and the sampling options it takes, besides those that every sampler takes."""
 
-        valid, bool [B, L] or None for all: padding is neither seen nor scored.
-        given, bool [B, L] or None for nothing: given tokens are seen and not scored.
-        In training the network is called once, whatever the rows: processes that share its weights must keep step.
+    @property
+    def mask_id(self) -> int:
+        """The id of the mask token; training sets it from the data."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What `find` takes: the module's name for a system of the package, `package.module.Class` elsewhere."""
+        return name_of(type(self))
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that are sampled as a unit; a length must be a multiple of it."""
+        return 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether `terms` is the negative log-likelihood itself and not a bound."""
+        return False
+
+    @property
+    def any_order(self) -> bool:
+        """Whether the system is an `AnyOrder`: it has a likelihood of x under an order."""
+        return False
+
+    def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
+        """The named terms of the loss (train) or of the bound (not train), in nats per token, [B', L].
+
+        In training the network is called exactly once, whatever the rows: ranks that share its weights stay in step.
         """
         ...
 
     def counts(self, scored: Tensor, rng: Randomness) -> dict[str, int]:
-        """Per term, the number of tokens it is normalised by, for scored = valid & ~given, bool [B, L]."""
+        """For each term, the number of tokens that it is normalised by; scored, bool [B, L], as in `Batch.scored`."""
         ...
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         """The complete denoising schedule of a request; raises ValueError for what this system cannot do."""
         ...
 
-    def sample(self, net: Any, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
+    def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """Carry out a schedule, one network call per step."""
         ...
+
+    def logits(self, net: Forward, batch: Batch, sigma: Tensor | None = None) -> Tensor:
+        """Logits [B, L, V] of the token at each position of partly masked sequences, as sampling would see them.
+
+        sigma, int [B, L]: for any-order systems, the order in which tokens see each other.
+        """
+        raise ValueError(f"{self.name} defines no logits for partly masked sequences")
+
+    def with_alpha_0(self: S, alpha_0: float) -> S:
+        """The same system evaluated at another alpha_0."""
+        raise ValueError(f"alpha_0 is {alpha_0}, but {self.name} has no alpha_0: leave it out")
+
+    def bound_over_times(self, net: Forward, batch: Batch, rng: Randomness, independent: bool) -> list[Term]:
+        """The bound as an expectation over times and masks, one draw for each row.
+
+        independent: the paper's estimator, with independent times and the NELBO's own weights; otherwise stratified
+        and with bounded weights, as `esolm score` computes it.
+        """
+        raise ValueError(f"{self.name} has no bound over times: its likelihood is not an expectation over masks")
+
+
+class AnyOrder(System, Protocol):
+    """A system with a likelihood of x under an order, p(x | sigma)."""
+
+    @property
+    def order_alpha_0(self) -> float:
+        """The alpha_0 of the distribution P_L^alpha_0 that orders are drawn from; 0 is left to right only."""
+        ...
+
+    def order_nats(self, net: Forward, batch: Batch, sigma: Tensor) -> Tensor:
+        """-log p of each scored token given the tokens before it in sigma, [B, L]; zero elsewhere.
+
+        Given tokens come first in sigma, padding comes last.
+        """
+        ...
+
+
+def as_any_order(system: System) -> AnyOrder:
+    """The system as an any-order one; raises ValueError if it is none."""
+    if not system.any_order:
+        raise ValueError(f"{system.name} has no likelihood under an order: use the estimator nelbo")
+    return cast(AnyOrder, system)
+
+
+def options_of(system: System) -> dict[str, Any]:
+    """The name and the hyperparameters of a system, as JSON holds them."""
+    return {"name": system.name, **dataclasses.asdict(system)}  # type: ignore[call-overload]
+
+
+FROM_DATA = ("mask_id", "bos_id", "eos_id", "vocab_size")
+"""Fields of a system that come from the tokenizer and are no options."""
+
+
+def with_ids(system: S, ids: Any) -> S:
+    """The system with those of `FROM_DATA` that it has, taken from a tokenizer or a manifest."""
+    fields = {f.name for f in dataclasses.fields(system)} & set(FROM_DATA)  # type: ignore[arg-type]
+    return dataclasses.replace(system, **{name: getattr(ids, name) for name in fields})  # type: ignore[type-var]
 
 
 def names() -> list[str]:
@@ -53,10 +144,17 @@ def names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 
 
-def find(name: str) -> type:
-    """The class of a system: the name of a module in `esolm.systems`, or `package.module.Class` elsewhere."""
+def name_of(cls: type) -> str:
+    """The name by which `find` returns this class."""
+    module = cls.__module__
+    short = module.removeprefix(f"{__name__}.")
+    return f"{module}.{cls.__qualname__}" if short == module else short
+
+
+def find(name: str) -> type[Any]:
+    """The class of a system: the name of a module of `esolm.systems`, or `package.module.Class` elsewhere."""
     if name in names():
-        return importlib.import_module(f"esolm.systems.{name}").System
+        return _system_in(importlib.import_module(f"{__name__}.{name}"))
     module, _, attribute = name.rpartition(".")
     if not module:
         raise ValueError(f"no system {name!r}: choose one of {', '.join(names())}, or give package.module.Class")
@@ -64,6 +162,13 @@ def find(name: str) -> type:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"no system {name!r}: {error}") from error
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise ValueError(f"system {name!r} is not a dataclass: its fields are its options")
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and System in found.__mro__):
+        raise ValueError(f"system {name!r} must be a dataclass that subclasses esolm.systems.System")
+    return found
+
+
+def _system_in(module: ModuleType) -> type[Any]:
+    """The one system that a module of the package defines."""
+    own = (value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__)
+    (found,) = (value for value in own if isinstance(value, type) and System in value.__mro__)
     return found

@@ -1,37 +1,45 @@
-"""Left to right: the token at a position is predicted from the one before it."""
+"""AR: left to right; each token is predicted from the token before it.
+
+Shapes: B batch, L length.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ..core.noise import scored_tokens
-from ..core.order import Schedule, ancestral
+from ..core import order
+from ..core.batch import Batch
+from ..core.order import Schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import causal
-from ..net.conditionals import place_nats
-from ..net.denoiser import Denoiser, Rows
+from ..net.conditionals import place_nats, unsorted
+from ..net.denoiser import Rows
 from ..net.head import Score
+from ..net.protocol import Forward, Network
 from ..sampling.loops import Chooser, left_to_right
 from ..sampling.request import Request, Step
-
-SAMPLERS: dict[str, tuple[str, ...]] = {"left_to_right": ()}
-"""Samplers and the options that each takes."""
+from . import AnyOrder
 
 
 @dataclass(frozen=True)
-class System:
-    """The autoregressive baseline. All L tokens are scored: the first is predicted from a token set before it."""
+class AR(AnyOrder):
+    """The autoregressive baseline. All L tokens are scored; the first is predicted from a fixed start token."""
 
     first: Literal["mask", "bos"] = "mask"
-    """What stands before the first token."""
+    """The token before the first one."""
     mask_id: int = -1
     bos_id: int | None = None
+
+    samplers: ClassVar = {"left_to_right": ()}
+    exact = True
+    any_order = True
+    order_alpha_0 = 0.0
 
     def __post_init__(self) -> None:
         if self.first not in ("mask", "bos"):
@@ -39,7 +47,7 @@ class System:
 
     @property
     def start_id(self) -> int:
-        """The token before the first."""
+        """The id of the token before the first one."""
         if self.first == "mask":
             return self.mask_id
         if self.bos_id is None:
@@ -49,34 +57,50 @@ class System:
     def counts(self, scored: Tensor, rng: Randomness) -> dict[str, int]:
         return {"nll": int(scored.sum())}
 
-    def terms(
-        self, net: Denoiser, x: Tensor, valid: Tensor | None, given: Tensor | None, rng: Randomness, train: bool
-    ) -> list[Term]:
+    def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
         """-log p(x^l | x^<l) for every l."""
-        batch, length = x.shape
-        scored = scored_tokens(x, valid, given)
+        x, valid, given = batch
+        rows, length = x.shape
+        scored = batch.scored
         position = torch.arange(length, device=x.device)[None]
         target, wanted = x, scored
         if valid is not None:  # padding goes last, where the causal pattern never sees it
             position = (~valid).long().argsort(stable=True)
             target, wanted = x.gather(1, position), scored.gather(1, position)
-        before = torch.cat([x.new_full((batch, 1), self.start_id), target[:, :-1]], 1)
+        before = torch.cat([x.new_full((rows, 1), self.start_id), target[:, :-1]], 1)
         every = valid is None and given is None
-        rows = Rows(slice(0, length), None if every else wanted.flatten().nonzero()[:, 0])
-        nats = net(before, position, causal(length, x.device), out=rows, score=Score(target[wanted], self.mask_id))
+        out = Rows(slice(0, length), None if every else wanted.flatten().nonzero()[:, 0])
+        nats = net(before, position, causal(length, x.device), out=out, score=Score(target[wanted], self.mask_id))
         return [Term("nll", place_nats(nats, wanted, position.expand_as(x), length), scored)]
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
-        request.check("ar", SAMPLERS, request.sampler or "left_to_right")
+        request.choose_sampler(self.name, self.samplers, "left_to_right")
         prompt = request.given.long().cumprod(1).sum(1)
         if not (request.given & request.valid).sum(1).equal(prompt):
-            raise ValueError("ar goes left to right: given tokens must stand at the beginning. Use an any-order system")
-        if request.given_order != "ascending":
-            raise ValueError(f"given_order is {request.given_order!r}; ar reads from left to right: leave it out")
-        return ancestral(request.given, request.valid, rng, 0.0, None)
+            raise ValueError("ar is left to right: given tokens must come first. Use an any-order system to infill")
+        if request.options.given_order != "ascending":
+            raise ValueError(f"given_order is {request.options.given_order!r}; ar has no order to choose: leave it out")
+        return order.ancestral(request.given, request.valid, rng, 0.0, None)
 
-    def sample(self, net: Denoiser, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
+    def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """One token a pass, with a cache."""
-        lengths = request.valid.sum(1)
-        chooser = Chooser(request.draw, rng.at("token"), self.mask_id)
-        return left_to_right(net, request.x, lengths, schedule.given, chooser, self.start_id)
+        choose = Chooser.of(request, rng, self.mask_id)
+        return left_to_right(net, request.x, request.valid.sum(1), schedule.given, choose, self.start_id)
+
+    def logits(self, net: Forward, batch: Batch, sigma: Tensor | None = None) -> Tensor:
+        if sigma is not None:
+            raise ValueError("sigma is an order of positions, and ar has none to choose: leave it out")
+        x, valid, _ = batch
+        length = x.shape[1]
+        position = torch.arange(length, device=x.device)[None]
+        # Unknown tokens come after all that are known, whatever stands there.
+        sigma = order.sort(order.groups(torch.zeros_like(x, dtype=torch.bool), valid, None), position / length)
+        before = torch.cat([x.new_full((len(x), 1), self.start_id), x.gather(1, sigma)[:, :-1]], 1)
+        return unsorted(net(before, sigma, causal(length, x.device)), sigma)
+
+    def order_nats(self, net: Forward, batch: Batch, sigma: Tensor) -> Tensor:
+        """The nats from left to right, whatever sigma is."""
+        if batch.given is not None and (batch.given & (batch.scored.cumsum(1) > 0)).any():
+            raise ValueError("ar is left to right: context must come before the target. Use an any-order system")
+        (term,) = self.terms(net, batch, Randomness(0), False)
+        return term.nats

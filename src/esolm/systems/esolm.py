@@ -8,78 +8,69 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core import order
-from ..core.noise import Linear, mask_by_count, mask_by_rate, scored_tokens
+from ..core.batch import Batch
+from ..core.noise import Linear, mask_by_count, mask_by_rate
 from ..core.order import Schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
-from ..core.visibility import causal, prefix
-from ..net.conditionals import ask_order, order_nats, place_nats
-from ..net.denoiser import Denoiser, Rows
+from ..core.visibility import causal, hide_masks, prefix
+from ..net.conditionals import order_call, order_nats, place_nats, unsorted
+from ..net.denoiser import Rows
 from ..net.head import Score
 from ..net.packed import Call, together
+from ..net.protocol import Forward, Network
 from ..sampling.loops import Chooser, any_order_plan, ordered, prefix_ordered
 from ..sampling.request import Request, Step
 from ..sampling.speculative import speculative
-
-SAMPLERS = {
-    "ancestral": ("alpha_0", "num_steps"),
-    "first_hitting": ("alpha_0",),
-    "block": ("parallelism",),
-    "left_to_right": (),
-    "order": ("order",),
-    "speculative": ("alpha_0", "order", "window"),
-}
-"""Samplers and the options that each takes."""
+from . import AnyOrder
 
 
 class Examples(NamedTuple):
     """Some rows of a batch with their global indices."""
 
-    x: Tensor
-    valid: Tensor | None
-    given: Tensor | None
+    batch: Batch
     number: Tensor
 
     def take(self, rows: Tensor) -> Examples:
         """The rows where bool [B] is true."""
-        at = rows.to(self.x.device)
-        valid, given = (t if t is None else t[at] for t in (self.valid, self.given))
-        return Examples(self.x[at], valid, given, self.number[rows])
+        return Examples(self.batch.rows(rows), self.number[rows])
 
     def uniform(self, rng: Randomness, name: str) -> Tensor:
         """Uniforms of these examples for one purpose, [B, L]."""
-        return rng.at(name).uniform(self.number, self.x.shape[1]).to(self.x.device)
+        x = self.batch.x
+        return rng.at(name).uniform(self.number, x.shape[1]).to(x.device)
 
     def order_key(self, rng: Randomness) -> Tensor:
-        """What tokens of one group are sorted by, [B, L]: random, but ascending among the given, as in sampling."""
-        return order.left_to_right(self.uniform(rng, "order"), self.given)
+        """Sort keys within a group, [B, L]: random, but ascending among the given tokens, as in sampling."""
+        return order.left_to_right(self.uniform(rng, "order"), self.batch.given)
 
     def num_clean(self, masked: Tensor) -> Tensor:
         """Tokens that are seen from the start, [B]."""
-        return (~masked if self.valid is None else ~masked & self.valid).sum(1)
+        return (~masked if self.batch.valid is None else ~masked & self.batch.valid).sum(1)
 
 
-class Ask(NamedTuple):
-    """A term before the network has answered."""
+class PendingTerm(NamedTuple):
+    """A term whose network call has not run yet; the calls of both terms run in one pass."""
 
     name: str
     call: Call
-    place: Callable[[Tensor], Tensor]  # nats of the asked rows -> [B, L]
+    place: Callable[[Tensor], Tensor]  # nats of the scored rows -> [B, L]
     scored: Tensor
 
 
 @dataclass(frozen=True)
-class System:
+class EsoLM(AnyOrder):
     """-log p(x) <= E_z0[AR loss] + E_t,zt[MDM loss], both from one network."""
 
     alpha_0: float = 0.25
@@ -95,6 +86,15 @@ class System:
     t_min: float = 1e-3
     """Least time in training with the NELBO's weights at alpha_0 = 1, where they are unbounded."""
     mask_id: int = -1
+
+    samplers: ClassVar = {
+        "ancestral": ("alpha_0", "num_steps"),
+        "first_hitting": ("alpha_0",),
+        "block": ("parallelism",),
+        "left_to_right": (),
+        "order": ("order",),
+        "speculative": ("alpha_0", "order", "window"),
+    }
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha_0 <= 1:
@@ -126,47 +126,57 @@ class System:
         counts = {"diffusion": int(scored[diffused].sum()), "sequential": int(scored[~diffused].sum())}
         return {name: n for name, n in counts.items() if (self.share if name == "diffusion" else 1 - self.share) > 0}
 
-    def terms(
-        self, net: Denoiser, x: Tensor, valid: Tensor | None, given: Tensor | None, rng: Randomness, train: bool
-    ) -> list[Term]:
+    @property
+    def exact(self) -> bool:
+        return self.alpha_0 == 0
+
+    @property
+    def any_order(self) -> bool:
+        return self.variant == "B"
+
+    @property
+    def order_alpha_0(self) -> float:
+        return self.alpha_0
+
+    def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
         """The two terms; in training each on its share of the batch, otherwise each on every example."""
-        index = rng.examples(len(x))
-        batch = Examples(x, valid, given, index)
+        index = rng.examples(len(batch.x))
+        examples = Examples(batch, index)
         if self.loss == "any_order":
-            return [self.any_order(net, batch, rng)]
-        first = second = batch
+            return [self.any_order_term(net, examples, rng)]
+        first = second = examples
         strata = index, rng.total
         if train:
             self._check_share(rng.total)
             diffused = self.diffused(index.double())
-            first, second = batch.take(diffused), batch.take(~diffused)
+            first, second = examples.take(diffused), examples.take(~diffused)
             strata = (first.number.double() * self.share).floor().long(), max(int(rng.total * self.share), 1)
-        asked = []
-        if self.share > 0 and len(first.x):
-            asked.append(self.diffusion(first, rng.at("diffusion"), strata, train))
-        if self.share < 1 and len(second.x):
-            asked.append(self.sequential(second, rng.at("sequential")))
-        answers = together(net, [ask.call for ask in asked])
-        return [Term(ask.name, ask.place(nats), ask.scored) for ask, nats in zip(asked, answers, strict=True)]
+        pending = []
+        if self.share > 0 and len(first.number):
+            pending.append(self.diffusion(first, rng.at("diffusion"), strata, train))
+        if self.share < 1 and len(second.number):
+            pending.append(self.sequential(second, rng.at("sequential")))
+        answers = together(net, [term.call for term in pending])
+        return [Term(term.name, term.place(nats), term.scored) for term, nats in zip(pending, answers, strict=True)]
 
-    def diffusion(self, batch: Examples, rng: Randomness, strata: tuple[Tensor, int], train: bool) -> Ask:
+    def diffusion(self, examples: Examples, rng: Randomness, strata: tuple[Tensor, int], train: bool) -> PendingTerm:
         """The MDM loss: clean tokens in random order, then masks in random order, causal."""
-        x, valid, given, _ = batch
+        x, valid, given = examples.batch
         length = x.shape[1]
-        scored = scored_tokens(x, valid, given)
+        scored = examples.batch.scored
         t = rng.at("time").times(*strata).to(x.device)
-        masked, weight = self.corrupt(scored, t, batch.uniform(rng, "mask"), train)
-        sigma = order.sort(order.groups(masked, valid, given), batch.order_key(rng))
+        masked, weight = self.corrupt(scored, t, examples.uniform(rng, "mask"), train)
+        sigma = order.sort(order.groups(masked, valid, given), examples.order_key(rng))
         rows = masked.gather(1, sigma)
         x_sorted = x.gather(1, sigma)
         visibility = causal(length, x.device)
         if self.variant == "A":
-            visibility = prefix(visibility.rank, batch.num_clean(masked))
+            visibility = prefix(visibility.rank, examples.num_clean(masked))
         out = Rows(slice(0, length), rows.flatten().nonzero()[:, 0])
         score = Score(x_sorted[rows], self.mask_id, weight.expand_as(x)[rows])
         call = Call(torch.where(rows, self.mask_id, x_sorted), sigma, visibility, out, score)
         place = functools.partial(place_nats, rows=rows, position=sigma, length=length)
-        return Ask("diffusion", call, place, scored)
+        return PendingTerm("diffusion", call, place, scored)
 
     def corrupt(self, scored: Tensor, t: Tensor, u: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """Which tokens are masked, bool [B, L], and the weight of their nats, [B, 1]."""
@@ -180,20 +190,20 @@ class System:
             t = self.t_min + (1 - self.t_min) * t
         return mask_by_rate(scored, noise.alpha(t), u), torch.ones_like(t) if unit else noise.weight(t)
 
-    def sequential(self, batch: Examples, rng: Randomness) -> Ask:
+    def sequential(self, examples: Examples, rng: Randomness) -> PendingTerm:
         """The AR loss: z_0 keeps each token with probability alpha_0; its masks are filled in from left to right."""
-        x, valid, given, _ = batch
-        scored = scored_tokens(x, valid, given)
-        masked = mask_by_rate(scored, self.alpha_0, batch.uniform(rng, "mask"))
-        sigma = order.sort(order.groups(masked, valid, given), batch.order_key(rng), ascending=True)
-        num_clean = batch.num_clean(masked) if self.variant == "A" else None
-        return Ask("sequential", *ask_order(x, sigma, masked, self.mask_id, valid, num_clean), scored)
+        x, valid, given = examples.batch
+        scored = examples.batch.scored
+        masked = mask_by_rate(scored, self.alpha_0, examples.uniform(rng, "mask"))
+        sigma = order.sort(order.groups(masked, valid, given), examples.order_key(rng), ascending=True)
+        num_clean = examples.num_clean(masked) if self.variant == "A" else None
+        return PendingTerm("sequential", *order_call(x, sigma, masked, self.mask_id, valid, num_clean), scored)
 
-    def any_order(self, net: Denoiser, batch: Examples, rng: Randomness) -> Term:
+    def any_order_term(self, net: Forward, examples: Examples, rng: Randomness) -> Term:
         """The bound with one order per example, every token scored in one two-stream pass."""
-        x, valid, given, _ = batch
-        scored = scored_tokens(x, valid, given)
-        sigma = order.draw(self.alpha_0, batch.order_key(rng), batch.uniform(rng, "mask"), valid, given)
+        x, valid, given = examples.batch
+        scored = examples.batch.scored
+        sigma = order.draw(self.alpha_0, examples.order_key(rng), examples.uniform(rng, "mask"), valid, given)
         return Term("any_order", order_nats(net, x, sigma, scored, self.mask_id, valid), scored)
 
     def _check_share(self, total: int) -> None:
@@ -203,22 +213,46 @@ class System:
                 raise ValueError(f"a batch of {total} has no room for both terms at kappa {self.share}: use {least}")
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
-        if request.sampler == "speculative" and self.variant == "A":
+        if request.options.sampler == "speculative" and self.variant == "A":
             raise ValueError("sampler speculative needs variant B: in variant A a new token changes what was checked")
-        return any_order_plan("esolm", SAMPLERS, request, rng, self.alpha_0)
+        return any_order_plan(self.name, self.samplers, request, rng, self.alpha_0)
 
-    def sample(self, net: Denoiser, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
+    def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """B: one cache through both phases. A: a cache in the sequential phase only."""
-        chooser = Chooser(request.draw, rng.at("token"), self.mask_id)
-        if request.sampler == "speculative":
-            return speculative(net, request.x, schedule, chooser, request.window)
+        choose = Chooser.of(request, rng, self.mask_id)
+        if request.options.sampler == "speculative":
+            return speculative(net, request.x, schedule, choose, request.options.window)
         loop = ordered if self.variant == "B" else prefix_ordered
-        return loop(net, request.x, schedule, chooser, self.loss == "any_order")
+        return loop(net, request.x, schedule, choose, self.loss == "any_order")
 
-    def order_nats(
-        self, net: Denoiser, x: Tensor, sigma: Tensor, scored: Tensor, valid: Tensor | None = None
-    ) -> Tensor:
-        """Nats of the scored tokens under the order, [B, L], in one pass; they must come last in it."""
+    def logits(self, net: Forward, batch: Batch, sigma: Tensor | None = None) -> Tensor:
+        """By default the known tokens come first in sigma and then the masks, both ascending."""
+        x, valid, _ = batch
+        masked = x == self.mask_id
+        if sigma is None:
+            position = torch.arange(x.shape[1], device=x.device)[None]
+            sigma = order.sort(order.groups(masked, valid, None), position / x.shape[1])
+        unknown = (masked if valid is None else masked | ~valid).gather(1, sigma)
+        visibility, num_clean = causal(x.shape[1], x.device), (~unknown).sum(1)
+        if self.variant == "A":
+            visibility = prefix(visibility.rank, num_clean)
+        elif self.loss == "any_order":
+            visibility = hide_masks(visibility, unknown, num_clean)
+        return unsorted(net(x.gather(1, sigma), sigma, visibility), sigma)
+
+    def with_alpha_0(self, alpha_0: float) -> EsoLM:
+        """kappa belongs to training: where it was pinned to an end of alpha_0 it takes its default again."""
+        kappa = self.kappa if 0 < self.kappa < 1 else 0.5
+        return dataclasses.replace(self, alpha_0=alpha_0, kappa=kappa)
+
+    def bound_over_times(self, net: Forward, batch: Batch, rng: Randomness, independent: bool) -> list[Term]:
+        if independent:
+            plain = dataclasses.replace(self, t_min=0.0, weights="elbo", loss="two_term")
+            return plain.terms(net, batch, rng, train=self.alpha_0 == 1)
+        return dataclasses.replace(self, loss="two_term").terms(net, batch, rng, train=False)
+
+    def order_nats(self, net: Forward, batch: Batch, sigma: Tensor) -> Tensor:
+        """All conditionals of the order in one pass."""
         if self.variant == "A":
             raise ValueError("variant A has no likelihood of one order: its clean tokens see each other. Use the NELBO")
-        return order_nats(net, x, sigma, scored, self.mask_id, valid)
+        return order_nats(net, batch.x, sigma, batch.scored, self.mask_id, batch.valid)

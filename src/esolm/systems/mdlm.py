@@ -1,36 +1,50 @@
-"""MDLM: masked diffusion with bidirectional attention (paper, section 2.2)."""
+"""MDLM: masked diffusion with bidirectional attention (paper, section 2.2).
+
+Shapes: B batch, L length.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core.noise import Linear, mask_by_count, mask_by_rate, scored_tokens
+from ..core.batch import Batch
+from ..core.noise import Linear, mask_by_count, mask_by_rate
 from ..core.order import Schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import full
 from ..net.conditionals import bidirectional_nats, place_nats
-from ..net.denoiser import Denoiser, Rows
+from ..net.denoiser import Rows
 from ..net.head import Score
+from ..net.protocol import Forward, Network
 from ..sampling.loops import Chooser, any_order_plan, bidirectional
 from ..sampling.request import Request, Step
-
-SAMPLERS = {"ancestral": ("num_steps",), "first_hitting": (), "block": ("parallelism",), "order": ("order",)}
-"""Samplers and the options that each takes."""
+from . import AnyOrder
 
 
 @dataclass(frozen=True)
-class System:
+class MDLM(AnyOrder):
     """alpha_t = 1 - t and the NELBO E_t[1/t sum over masked tokens of -log p(x^l | z_t)]."""
 
     t_min: float = 1e-3
-    """Least time in training; it leaves out at most t_min times the nats of a token in a nearly clean text.
-    The bound itself (not training) has no cut-off: the number of masks is drawn instead of the time."""
+    """Smallest time in training; the cut-off omits at most t_min times the nats of a token in a nearly clean text.
+    The bound itself has no cut-off: it draws the number of masks instead of the time."""
     mask_id: int = -1
+
+    samplers: ClassVar = {
+        "ancestral": ("num_steps",),
+        "first_hitting": (),
+        "block": ("parallelism",),
+        "order": ("order",),
+    }
+    any_order = True
+    order_alpha_0 = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.t_min < 1:
@@ -50,12 +64,11 @@ class System:
         noise = Linear()
         return mask_by_rate(scored, noise.alpha(t), u), noise.weight(t)
 
-    def terms(
-        self, net: Denoiser, x: Tensor, valid: Tensor | None, given: Tensor | None, rng: Randomness, train: bool
-    ) -> list[Term]:
-        """The MDM term of the NELBO, one time (or number of masks) per example."""
+    def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
+        """The MDM term of the NELBO, with one time (or number of masks) per example."""
+        x, valid, _ = batch
         length = x.shape[1]
-        scored = scored_tokens(x, valid, given)
+        scored = batch.scored
         masked, weight = self.corrupt(scored, rng, train)
         z_t = torch.where(masked, self.mask_id, x)
         position = torch.arange(length, device=x.device)[None]
@@ -65,15 +78,23 @@ class System:
         return [Term("diffusion", place_nats(nats, masked, position.expand_as(x), length), scored)]
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
-        return any_order_plan("mdlm", SAMPLERS, request, rng, alpha_0=1.0)
+        return any_order_plan(self.name, self.samplers, request, rng, alpha_0=1.0)
 
-    def sample(self, net: Denoiser, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
-        """The whole sequence at every step: bidirectional attention has no cache."""
-        chooser = Chooser(request.draw, rng.at("token"), self.mask_id)
-        return bidirectional(net, request.x, request.valid, schedule, chooser)
+    def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
+        """Every step runs the whole sequence: bidirectional attention has no cache."""
+        choose = Chooser.of(request, rng, self.mask_id)
+        return bidirectional(net, request.x, request.valid, schedule, choose)
 
-    def order_nats(
-        self, net: Denoiser, x: Tensor, sigma: Tensor, scored: Tensor, valid: Tensor | None = None
-    ) -> Tensor:
-        """Nats of the scored tokens under the order, [B, L], by one pass for each of them."""
-        return bidirectional_nats(net, x, sigma, scored, self.mask_id, valid)
+    def logits(self, net: Forward, batch: Batch, sigma: Tensor | None = None) -> Tensor:
+        if sigma is not None:
+            raise ValueError("sigma is an order of positions, and mdlm sees all of them at once: leave it out")
+        length = batch.x.shape[1]
+        position = torch.arange(length, device=batch.x.device)[None]
+        return net(batch.x, position, full(length, batch.valid, batch.x.device))
+
+    def bound_over_times(self, net: Forward, batch: Batch, rng: Randomness, independent: bool) -> list[Term]:
+        return dataclasses.replace(self, t_min=0.0).terms(net, batch, rng, train=independent)
+
+    def order_nats(self, net: Forward, batch: Batch, sigma: Tensor) -> Tensor:
+        """One pass for each scored token."""
+        return bidirectional_nats(net, batch.x, sigma, batch.scored, self.mask_id, batch.valid)

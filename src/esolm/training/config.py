@@ -15,8 +15,6 @@ import yaml
 from ..runtime.nested import flat, merged
 from .options import Batching, Compute, Corpus, Optim, Saving, Validation
 
-# Known from the data, so not options.
-FROM_DATA = {"mask_id", "bos_id", "eos_id", "vocab_size"}
 # Those of the weights, where a run starts from some.
 SIZES = ("layers", "width", "heads", "cond_width", "adaln", "mlp_ratio", "rotary_base")
 GROUPS: dict[str, type] = {
@@ -88,7 +86,7 @@ def parser_for(system: str) -> Any:
     from jsonargparse import ArgumentParser, set_parsing_settings
 
     from ..net.denoiser import DenoiserConfig
-    from ..systems import find
+    from ..systems import FROM_DATA, find
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(
@@ -109,11 +107,11 @@ def parser_for(system: str) -> Any:
     option("--log", type=list[Literal["tensorboard", "wandb"]], default=[], help="Where to log besides.")
     for key, group in GROUPS.items():
         parser.add_class_arguments(group, key)
-    parser.add_class_arguments(DenoiserConfig, "net", skip={*FROM_DATA, "length"})
+    parser.add_class_arguments(DenoiserConfig, "net", skip={"vocab_size", "length"})
     option("--net.length", type=int | None, default=None, help="Tokens in an example; null is the data's.")
     option("--system.name", type=str, default=system, help="A system of esolm, or package.module.Class.")
     cls = find(system)
-    parser.add_class_arguments(cls, "system", skip=FROM_DATA & {field.name for field in fields(cls)})
+    parser.add_class_arguments(cls, "system", skip=set(FROM_DATA) & {field.name for field in fields(cls)})
     return parser
 
 

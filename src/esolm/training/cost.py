@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.batch import Batch
 from ..core.randomness import Randomness, fold
 from ..core.visibility import Packed, Part, Visibility
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
@@ -69,7 +70,7 @@ def count(system: System, x: Tensor, rounds: int) -> Work:
     """The mean over the draws of some training steps on x."""
     net: Any = Counter()
     for i in range(rounds):
-        system.terms(net, x, None, None, Randomness(fold(1, i), 0, len(x)), True)
+        system.terms(net, Batch(x), Randomness(fold(1, i), 0, len(x)), True)
     work = net.work
     return Work(*(value / rounds for value in dataclasses.astuple(work)))
 

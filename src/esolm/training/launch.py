@@ -15,17 +15,17 @@ from torch import Tensor
 
 from ..core.randomness import fold
 from ..data import Loader, Manifest
-from ..model import find_folder, load
 from ..net.denoiser import Denoiser, DenoiserConfig
 from ..net.protocol import trainable
 from ..runtime import distributed, machine
 from ..runtime.distributed import ALONE, Ranks
 from ..storage import checkpoint
 from ..storage.folder import fingerprint
-from ..systems import System, find
+from ..storage.models import find_folder, read_model
+from ..systems import System, find, options_of, with_ids
 from . import parallel, runs
 from . import report as progress
-from .config import FROM_DATA, SIZES
+from .config import SIZES
 from .learner import Learner
 from .loop import Outcome, train
 from .options import Batching, Compute, Corpus, Optim, Saving, Validation
@@ -158,7 +158,7 @@ def find_start(run: Path, config: dict[str, Any], manifest: Manifest) -> Start:
         identity = checkpoint.read(last)["identity"]
         config["net"] |= {name: identity["net"][name] for name in SIZES}
         return Start(None, identity.get("init"))
-    lm = load(init)
+    lm = read_model(init)
     if lm.tokenizer.sha256 != manifest.tokenizer_sha256 or lm.system.mask_id != manifest.mask_id:
         raise ValueError(
             f"{init} has tokenizer {lm.tokenizer.name} with {lm.tokenizer.vocab_size} ids, {manifest.folder} was "
@@ -192,9 +192,8 @@ def net_length(asked: int | None, length: int) -> int:
 
 def make_system(options: Mapping[str, Any], manifest: Manifest) -> System:
     """The system with its options and the special ids of the data."""
-    cls = find(options["name"])
-    ids = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(cls) if f.name in FROM_DATA}
-    return cls(**{key: value for key, value in options.items() if key != "name"}, **ids)
+    fields = {key: value for key, value in options.items() if key != "name"}
+    return with_ids(find(options["name"])(**fields), manifest)
 
 
 def build(config: DenoiserConfig, seed: int, compute: Compute) -> Denoiser:
@@ -207,8 +206,8 @@ def build(config: DenoiserConfig, seed: int, compute: Compute) -> Denoiser:
 
 def identify(net: DenoiserConfig, name: str, system: System, manifest: Manifest) -> dict[str, Any]:
     """What a checkpoint must agree with to be loaded: network, system and data."""
-    fields = dataclasses.asdict(system)  # type: ignore[call-overload]
-    identity = {"net": dataclasses.asdict(net), "system": {"name": name, **fields}, "data": manifest.fingerprint}
+    system_options = {**options_of(system), "name": name}
+    identity = {"net": dataclasses.asdict(net), "system": system_options, "data": manifest.fingerprint}
     return json.loads(json.dumps(identity))
 
 

@@ -10,16 +10,17 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
+from ..core.batch import Batch
 from ..core.randomness import Randomness, fold
 from ..core.terms import total
+from ..net.protocol import Forward
 from ..runtime import distributed, machine
 from ..runtime.distributed import ALONE, Ranks
 from ..storage import checkpoint
@@ -30,18 +31,10 @@ from .options import Batching, Compute, Optim, Saving, Validation
 from .runs import Metrics
 
 
-class Examples(NamedTuple):
-    """Tokens [B, L], which of them are not padding, and which are given; None for all and for none."""
-
-    x: Tensor
-    valid: Tensor | None
-    given: Tensor | None
-
-
 class Source(Protocol):
     """A loader: the examples first .. first + count of a step's batch."""
 
-    def batch(self, step: int, first: int = 0, count: int | None = None) -> Any: ...
+    def batch(self, step: int, first: int = 0, count: int | None = None) -> Batch: ...
 
     def __len__(self) -> int: ...
 
@@ -62,22 +55,8 @@ class Outcome(NamedTuple):
     signal: int | None
 
 
-def fetch(source: Source, device: torch.device, step: int, first: int = 0, count: int | None = None) -> Examples:
-    """Examples of a step on the device."""
-    batch = source.batch(step, first, count)
-    x, valid, given = (None if t is None else t.to(device) for t in (batch.x, batch.valid, batch.given))
-    assert x is not None
-    return Examples(x, valid, given)
-
-
-def scored(batch: Examples) -> Tensor:
-    """Which tokens the loss is about: valid and not given, bool [B, L]."""
-    mask = torch.ones_like(batch.x, dtype=torch.bool) if batch.valid is None else batch.valid
-    return mask if batch.given is None else mask & ~batch.given
-
-
 def accumulate(
-    net: Callable,
+    net: Forward,
     system: System,
     source: Source,
     step: int,
@@ -89,7 +68,7 @@ def accumulate(
     """Add up the gradient of one step over its micro-batches; the nats per token of each term, and the tokens."""
     key = fold(fold(seed, "train"), step)
     parts = [
-        (Randomness(key, first, batching.size), fetch(source, torch.device(compute.device), step, first, size))
+        (Randomness(key, first, batching.size), source.batch(step, first, size).to(compute.device))
         for first, size in batching.passes(ranks.rank, ranks.world)
     ]
     counts, tokens = count(system, parts, ranks)
@@ -98,7 +77,7 @@ def accumulate(
         torch.manual_seed(fold(fold(key, "dropout"), rng.first // len(batch.x)) >> 1)
         with parallel.meeting(net, last=index == len(parts) - 1):
             with machine.autocast(batch.x.device, compute.precision):
-                terms = system.terms(net, *batch, rng=rng, train=True)
+                terms = system.terms(net, batch, rng, train=True)
             # Gradients of several processes are averaged, and each term is a part of a mean over all of them.
             (total(terms, counts) * ranks.world).backward()
         for term in terms:
@@ -106,21 +85,20 @@ def accumulate(
     return dict(zip(nats, ranks.sum([value.item() for value in nats.values()]))), tokens
 
 
-def count(system: System, parts: Sequence[tuple[Randomness, Examples]], ranks: Ranks) -> tuple[dict[str, int], int]:
+def count(system: System, parts: Sequence[tuple[Randomness, Batch]], ranks: Ranks) -> tuple[dict[str, int], int]:
     """Of the global batch, the tokens of each term and of all."""
     counts: Counter[str] = Counter()
     tokens = 0
     for rng, batch in parts:
-        mask = scored(batch)
-        counts.update(system.counts(mask, rng))
-        tokens += int(mask.sum())
+        counts.update(system.counts(batch.scored, rng))
+        tokens += int(batch.scored.sum())
     *sums, tokens = (int(n) for n in ranks.sum([*counts.values(), tokens]))
     return dict(zip(counts, sums)), tokens
 
 
 @torch.no_grad()
 def validate(
-    net: Callable, system: System, source: Source, batches: int | None, compute: Compute, ranks: Ranks = ALONE
+    net: Forward, system: System, source: Source, batches: int | None, compute: Compute, ranks: Ranks = ALONE
 ) -> dict[str, float]:
     """Each term of the bound in nats per token on the first batches of a split, with the same noise each time."""
     device = torch.device(compute.device)
@@ -133,10 +111,10 @@ def validate(
     for turn in range(0, steps, ranks.world):
         step = turn + ranks.rank
         extra, step = step >= steps, min(step, steps - 1)  # the last one again, for nothing, to keep step with others
-        batch = fetch(source, device, step)
+        batch = source.batch(step).to(device)
         rng = Randomness(fold(0, "valid"), step * size, (steps - 1) * size + last)
         with machine.autocast(device, compute.precision), machine.uncompiled(compute.compile):
-            terms = system.terms(net, *batch, rng=rng, train=False)
+            terms = system.terms(net, batch, rng, train=False)
         for term in terms:
             nats[term.name] += 0 if extra else term.nats.double().sum().item()  # type: ignore[assignment]
             counts[term.name] += 0 if extra else int(term.valid.sum())
@@ -145,7 +123,7 @@ def validate(
 
 
 def learn(
-    net: Callable,
+    net: Forward,
     learner: Learner,
     system: System,
     source: Source,
@@ -179,7 +157,7 @@ def learn(
 
 
 def measure(
-    net: Callable,
+    net: Forward,
     learner: Learner,
     system: System,
     source: Source,

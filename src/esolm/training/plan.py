@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..net.denoiser import DenoiserConfig
-from ..systems import System, find
-from .config import FROM_DATA, read_config, show_config
+from ..systems import FROM_DATA, System, find
+from .config import read_config, show_config
 from .cost import Work, count, memory, parameters, traffic
 from .options import Batching, Compute
 

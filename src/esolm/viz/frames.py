@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 
 from ..data import Tokenizer
-from ..model import Event
+from ..sampling.events import Event
 
 GIVEN, DIFFUSION, SEQUENTIAL = "given", "diffusion", "left to right"
 """How a token came to be there."""

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ..data import Tokenizer
-from ..model import Event
+from ..sampling.events import Event
 from .frames import BREAK, DIFFUSION, DRAFT, GIVEN, REJECTED, SEQUENTIAL, UNDECIDED, Film, Meter, layout, pieces
 
 STYLES = {GIVEN: "bold", DIFFUSION: "#2f8fd8", SEQUENTIAL: "#e07b39", DRAFT: "italic #8e6fc1", REJECTED: "#d0453f"}

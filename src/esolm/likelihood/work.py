@@ -1,0 +1,114 @@
+"""The work file of a long scoring run: log-weights on disk, so that the same command resumes and K can be raised."""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..runtime.distributed import ALONE, Ranks
+from ..runtime.nested import differing
+
+EVERY = 60.0
+"""Seconds between two saves."""
+
+
+class WorkFile:
+    """Log-weights on disk, written whole or not at all, of one model, data and seed.
+
+    Each of several processes keeps what it finds in a part of its own; at the end, or by the next command, whatever its
+    number of processes, the parts become one file.
+    """
+
+    def __init__(self, path: str | None, identity: dict[str, Any], ranks: Ranks = ALONE) -> None:
+        self.path, self.identity, self.ranks = None if path is None else Path(path), identity, ranks
+        self.matrices: dict[str, Tensor] = {}
+        self.changed, self.saved = False, time.monotonic()
+        for file in self.files():
+            self._read(file)
+
+    def files(self) -> list[Path]:
+        """The file and its parts, as many as there are."""
+        if self.path is None:
+            return []
+        parts = sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.part-*"))
+        return [file for file in (self.path, *parts) if file.exists()]
+
+    def _read(self, path: Path) -> None:
+        try:
+            with safe_open(path, "pt") as file:
+                theirs = json.loads((file.metadata() or {})["identity"])
+                matrices = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise ValueError(f"{path} is no work file of esolm score ({error}): give another --work") from error
+        pairs = differing(theirs, self.identity).items()
+        if pairs:
+            other = "; ".join(f"{key} is {a!s:.12} there and {b!s:.12} here" for key, (a, b) in pairs)
+            raise ValueError(f"{path} is of another model, data or seed: {other}. Give another --work, or remove it")
+        for key, matrix in matrices.items():
+            self.matrices[key] = _united(self.matrices.get(key, matrix), matrix)
+
+    def known(self, index: int) -> Tensor | None:
+        """What is known of one corpus."""
+        return self.matrices.get(str(index))
+
+    def keeper(self, index: int) -> Callable[[Tensor], None]:
+        """What takes the matrix of one corpus and writes the file now and then."""
+
+        def keep(matrix: Tensor) -> None:
+            self.matrices[str(index)], self.changed = matrix, True
+            if self.path is not None and time.monotonic() - self.saved >= EVERY:
+                self.save(self.own(self.path))
+
+        return keep
+
+    def own(self, path: Path) -> Path:
+        """The file of this process while others work too."""
+        return path if self.ranks.world == 1 else path.with_name(f"{path.name}.part-{self.ranks.rank}")
+
+    def save(self, path: Path) -> None:
+        """Write everything under another name, then rename it."""
+        partial = path.with_name(f".{path.name}.partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(self.matrices, partial, {"identity": json.dumps(self.identity)})
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        self.changed, self.saved = False, time.monotonic()
+
+    def __enter__(self) -> WorkFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.path is None:
+            return
+        if error is not None:
+            if self.changed:
+                self.save(self.own(self.path))
+        elif self.ranks.rank == 0:  # every process has everything now
+            parts = [file for file in self.files() if file != self.path]
+            if self.changed or parts:
+                self.save(self.path)
+            for part in parts:
+                part.unlink()
+
+
+def _united(one: Tensor, other: Tensor) -> Tensor:
+    """What either of two matrices knows, [n, K]."""
+    width = max(one.shape[1], other.shape[1])
+    one, other = (F.pad(t, (0, width - t.shape[1]), value=math.nan) for t in (one, other))
+    return torch.where(one.isnan(), other, one)
