@@ -27,12 +27,12 @@ test: lint
 test-full: lint
 	$(BIN)/pytest -n 2
 
-experiments: $(VENV)/.test  # ESOLM_CORPORA, ESOLM_JUDGE and ESOLM_EMBEDDER say where these are
-	$(BIN)/esolm reproduce
+experiments: $(VENV)/.test  # needs ESOLM_CORPORA, ESOLM_JUDGE and ESOLM_EMBEDDER
+	$(BIN)/python -m experiments
 
-model: $(VENV)/.test  # trains the model that comes with the package again, measures it, and puts it there
-	rm -rf experiments/books/results  # what is measured already would not be made again
-	$(BIN)/esolm reproduce books
+model: $(VENV)/.test  # train, measure and install the bundled model again
+	rm -rf experiments/books/results  # existing results would not be measured again
+	$(BIN)/python -m experiments books
 	test -f workspace/models/books/model.safetensors
 	rm -rf src/esolm/models/books
 	cp -r workspace/models/books src/esolm/models/books

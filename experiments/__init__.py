@@ -1,1 +1,1 @@
-"""The experiments behind docs/results.md: one folder for a table or figure, and `runner`, which runs them."""
+"""The experiments behind docs/results.md: one folder per table or figure, and `runner`, which runs them."""

@@ -1,4 +1,4 @@
-"""python -m experiments [NAME …]: run what is missing and write docs/results.md."""
+"""`python -m experiments [NAME ...]`: run the missing experiments and write docs/results.md."""
 
 from __future__ import annotations
 

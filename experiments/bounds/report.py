@@ -1,4 +1,4 @@
-"""Importance-weighted bounds over the number of orders K, with the jackknife and antithetic orders beside them."""
+"""Importance-weighted bounds by number of orders K, with the jackknife and antithetic orders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAPER = {
 
 
 def report(results: Results) -> str:
-    """One row for a model, one column for a K."""
+    """Return tables with one row per model and one column per K."""
     cases = {f"alpha_0 = {alpha}": results.get(f"iw-{alpha}") for alpha in ALPHAS} | {"MDLM": results.get("iw-mdlm")}
     found = {name: curve(case) for name, case in cases.items() if case is not None}
     counts = sorted({point["num_orders"] for points in found.values() for point in points})
@@ -27,7 +27,7 @@ def report(results: Results) -> str:
         cells = [number(by_count[k]["bound"], None, 3) if k in by_count else "" for k in counts]
         last = points[-1]
         rows.append([name, *cells, number(last["jackknife"], None, 3), PAPER.get(name.split()[-1], "31.19 → 26.82")])
-    columns = ("model", *(f"K = {k}" for k in counts), "jackknife of the last", "paper, perplexity, K = 1 → most")
+    columns = ("model", *(f"K = {k}" for k in counts), "jackknife, largest K", "paper, perplexity, K = 1 → largest")
     pairs = [
         [
             f"alpha_0 = {alpha}",
@@ -45,47 +45,49 @@ def report(results: Results) -> str:
     return "\n\n".join([*parts, verdict(found)])
 
 
-METHOD = """The bound over K orders, nats per token, on the first 32 sequences of the valid split. An order of MDLM takes 128
-passes, one of Eso-LM a single one."""
+METHOD = """The bound with K orders in nats per token, on the first 32 sequences of the validation split. An order costs 128 passes
+for MDLM and one pass for Eso-LM."""
 
 FIGURE = "![The bound falls with the number of orders](results/bounds.svg)"
 
 
 def curve(case: Any) -> list[dict[str, Any]]:
-    """The points of a result."""
+    """Return the points of a result."""
     return list(case[0]["curve"])
 
 
 def at(case: Any, count: int, what: str = "bound") -> float | None:
-    """The value at one K."""
+    """Return the value at one K."""
     return next((point[what] for point in curve(case) if point["num_orders"] == count), None)
 
 
 def verdict(found: dict[str, list[dict[str, Any]]]) -> str:
-    """Does the bound fall with K, and does more AR need fewer orders?"""
+    """Summarise how much the bound falls with K."""
     gains = {name: points[0]["bound"] - points[-1]["bound"] for name, points in found.items()}
     falls = all(a["bound"] >= b["bound"] for points in found.values() for a, b in itertools.pairwise(points))
     text = "The bound falls with K in every row" if falls else "The bound does not fall with K everywhere"
-    told = ", ".join(f"{gain:.3f} ({name})" for name, gain in gains.items())
+    falling = ", ".join(f"{gain:.3f} ({name})" for name, gain in gains.items())
     errors = [point["bound_stderr"] for points in found.values() for point in points]
-    told += f" nats. Each bound has a standard error of {min(errors):.2f} to {max(errors):.2f} over the sequences, which are the same"
-    return f"{text}, in all by {told} in all cells. The paper's fall by 0.15 to 0.18 nats on LM1B."
+    return (
+        f"{text}, in total by {falling} nats. Each bound has a standard error of {min(errors):.2f} to {max(errors):.2f} over"
+        " sequences, which are the same in all cells. In the paper the bounds fall by 0.15 to 0.18 nats on LM1B."
+    )
 
 
 def findings(results: Results) -> list[list[str]]:
-    """A row for the table of findings."""
+    """Return a row for the table of findings."""
     found = [curve(results[f"iw-{name}"]) for name in (*ALPHAS, "mdlm") if f"iw-{name}" in results]
     if len(found) <= len(ALPHAS):
         return []
     falls = all(a["bound"] > b["bound"] for points in found for a, b in itertools.pairwise(points))
     gains = [points[0]["bound"] - points[-1]["bound"] for points in found]
-    claim = "More orders tighten the bound, for MDLM too (most orders against one)"
+    claim = "More orders tighten the bound, also for MDLM (most orders against one)"
     here = f"by {min(gains):.2f} to {max(gains):.2f} nats"
     return [[claim, "by 0.15 to 0.18 nats (LM1B)", here, "confirmed" if falls else "partly"]]
 
 
 def figures(results: Results) -> dict[str, Any]:
-    """The bound and its jackknife against K."""
+    """Plot the bound and the jackknife against K."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 3.8))

@@ -1,9 +1,9 @@
-"""How many orders does an estimator save? From the log-weights that `esolm score --work FILE` keeps.
+"""Number of orders that an estimator saves, from the log-weights that `esolm score --work FILE` writes.
 
     python experiments/estimators/measure.py TOKENS plain.work antithetic.work > result.json
 
-Each number of orders is averaged over disjoint groups of the orders in the file, so that no lucky draw decides.
-TOKENS: scored tokens of a sequence.
+Values are averaged over disjoint groups of the orders in the file, which reduces their variance. TOKENS is the number
+of scored tokens per sequence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZES = (4, 16, 64)
 
 
 def worth(value: float, curve: dict[int, float]) -> float | None:
-    """The number of orders at which the plain bound has this value, between two of the curve in its logarithm."""
+    """Return the number of orders at which the plain bound has this value, interpolated in log K; None if outside."""
     pairs = list(curve.items())
     for (k, high), (m, low) in itertools.pairwise(pairs):
         if low <= value <= high:
@@ -31,10 +31,10 @@ def worth(value: float, curve: dict[int, float]) -> float | None:
 
 
 def main(tokens: int, plain: str, antithetic: str) -> None:
-    """Print the value of each estimator, and the number of orders of the plain bound that it is worth."""
+    """Print the value of each estimator and the equivalent number of orders of the plain bound."""
     one, two = (load_file(path)["0"] for path in (plain, antithetic))
     if one.isnan().any() or two.isnan().any():
-        raise SystemExit("give files of finished runs")
+        raise SystemExit("some log-weights are missing: give files of finished runs")
     plain_values, paired = estimators.curve(one, list(GRID)), estimators.curve(two, list(SIZES), 2)
     curve = {k: float(values["bound"].mean() / tokens) for k, values in plain_values.items()}
     rows = []

@@ -1,4 +1,4 @@
-"""Which order among given tokens makes the rest more likely? python measure.py DATA RUN ... > result.json"""
+"""Likelihood by the order among given tokens: python measure.py DATA RUN ... > result.json"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEQUENCES, ORDERS = 128, 4
 
 
 def main(data: str, runs: list[str]) -> list[dict]:
-    """Nats per target token under single orders, for a given beginning and for given tokens anywhere, in pairs."""
+    """Return nats per target token under single orders, given the first half or a random half, with paired errors."""
     found = []
     for run in runs:
         lm = esolm.load(run)

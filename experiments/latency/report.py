@@ -1,4 +1,4 @@
-"""Seconds of a long sample in as many steps as tokens."""
+"""Time of a long sample with NFE = L."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {
 
 
 def report(results: Results) -> str:
-    """Ratios to Eso-LM, beside the paper's."""
+    """Return the ratios to Eso-LM, with the paper's."""
     parts = ["## Latency at long context (Finding 4)", METHOD, FIGURE]
     for length, paper in PAPER.items():
         if (found := results.get(f"sample-{length}")) is None:
@@ -31,51 +31,51 @@ def report(results: Results) -> str:
     return "\n\n".join([*parts, verdict(results)])
 
 
-METHOD = """One sample with NFE = L by the paper's network (12 × 768, 50,258 entries, random weights) on two cores, each system
-through the library's own sampler at its faster precision. Steps are timed at several places along the context and
-integrated; the paper's seconds are of a GPU, so only ratios compare."""
+METHOD = """One sample with NFE = L from the paper's network (12 × 768, vocabulary 50,258, random weights) on two cores. Each system
+uses the library's own sampler at its faster precision. Steps are timed at several context lengths and integrated. The
+paper measured on a GPU, so only ratios can be compared."""
 
-FIGURE = "![Seconds of a sample by system and length](results/latency.svg)"
+FIGURE = "![Time of a sample by system and length, relative to Eso-LM](results/latency.svg)"
 
 
 OTHERS = {"MDLM": ("mdlm",), "BD3-LM (L' = 4, 16)": ("bd3lm, block 4", "bd3lm, block 16")}
 FASTER = 1.15
-"""A ratio that noise alone would not give."""
+"""Smallest ratio that we do not attribute to noise."""
 
 
-def told(results: Results) -> dict[str, Any]:
-    """The systems of each length that was measured."""
+def measured(results: Results) -> dict[str, Any]:
+    """Return the systems of each measured length."""
     return {length: f["cases"][0]["systems"] for length in PAPER if (f := results.get(f"sample-{length}")) is not None}
 
 
 def held(systems: dict[str, Any], keys: tuple[str, ...]) -> str:
-    """How much of the finding holds, for some systems at all lengths."""
+    """Return whether the finding holds for the given systems at all lengths."""
     faster = [s[key]["over_esolm"] > FASTER for s in systems.values() for key in keys]
     return "confirmed" if all(faster) else "partly" if any(faster) else "not confirmed"
 
 
 def verdict(results: Results) -> str:
-    """Finding 4, part by part."""
-    if not (systems := told(results)):
+    """Summarise Finding 4."""
+    if not (systems := measured(results)):
         return ""
-    mdlm = " and ".join(f"{s['mdlm']['over_esolm']:.0f} times at L = {length}" for length, s in systems.items())
+    mdlm = " and ".join(f"{s['mdlm']['over_esolm']:.0f} times as long at L = {length}" for length, s in systems.items())
     blocks = "; ".join(
-        f"{s['bd3lm, block 4']['over_esolm']:.2f} times (L' = 4) and {s['bd3lm, block 16']['over_esolm']:.2f} (16) at L = {length}"
+        f"{s['bd3lm, block 4']['over_esolm']:.2f} (L' = 4) and {s['bd3lm, block 16']['over_esolm']:.2f} (L' = 16) times as long at L = {length}"
         for length, s in systems.items()
     )
     words = "; ".join(f"against {name}: {held(systems, keys)}" for name, keys in OTHERS.items())
-    text = f"**Finding 4, {words}.** MDLM takes {mdlm} as long as Eso-LM, BD3-LM {blocks}."
+    text = f"**Finding 4, {words}.** Relative to Eso-LM, MDLM takes {mdlm}, and BD3-LM {blocks}."
     return text if held(systems, OTHERS["BD3-LM (L' = 4, 16)"]) == "confirmed" else f"{text} {BLOCKS}"
 
 
-BLOCKS = """Our BD3-LM sampler keeps the keys and values of finished blocks in the same cache as Eso-LM's does and computes logits
-only where a mask is; on a processor that waits for weights a step over 4 or 16 rows costs little more than over two. That
-the sampler is right is tested against passes without any cache (tests/property/test_sampling_naive.py)."""
+BLOCKS = """Our BD3-LM sampler caches keys and values of finished blocks as Eso-LM's sampler does, and computes logits only at masks.
+A CPU step is limited by reading weights, so a step over 4 or 16 rows costs little more than one over two. The sampler is
+tested against passes without a cache (tests/property/test_sampling_naive.py)."""
 
 
 def findings(results: Results) -> list[list[str]]:
-    """Finding 4, for MDLM and for BD3-LM."""
-    systems, rows = told(results), []
+    """Return rows for Finding 4, against MDLM and against BD3-LM."""
+    systems, rows = measured(results), []
     if len(systems) < len(PAPER):
         return []
     for name, keys in OTHERS.items():
@@ -88,12 +88,12 @@ def findings(results: Results) -> list[list[str]]:
 
 
 def figures(results: Results) -> dict[str, Any]:
-    """Seconds of a sample, ours and the paper's, as multiples of Eso-LM's."""
+    """Plot the time of a sample relative to Eso-LM, ours and the paper's."""
     from matplotlib import pyplot as plt
 
-    measured = told(results)
-    figure, plots = plt.subplots(1, max(1, len(measured)), figsize=(8, 3.2), sharey=True, squeeze=False)
-    for axes, (length, systems) in zip(plots[0], measured.items(), strict=False):
+    found = measured(results)
+    figure, plots = plt.subplots(1, max(1, len(found)), figsize=(8, 3.2), sharey=True, squeeze=False)
+    for axes, (length, systems) in zip(plots[0], found.items(), strict=False):
         names = list(PAPER[length])
         for i, (label, ratios) in enumerate(
             {
@@ -108,6 +108,6 @@ def figures(results: Results) -> dict[str, Any]:
         axes.set(xscale="log", title=f"L = {length}", xlabel="time of a sample, × Eso-LM", xlim=(0.5, 600))
         axes.grid(visible=False, axis="y")
     plots[0][0].invert_yaxis()
-    if measured:
+    if found:
         plots[0][-1].legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.25))
     return {"latency": figure}

@@ -1,4 +1,4 @@
-"""Judged quality of samples against their cost, for every system, alpha_0 and number of steps."""
+"""Judged quality of samples against time, for every system, alpha_0 and number of steps."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ ALPHAS = ("1", "0.5", "0.25", "0.125")
 STEPS = ("8", "32", "128")
 BLOCKS = (("4", "32"), ("4", "64"), ("4", "128"), ("16", "8"), ("16", "32"), ("16", "128"))
 LOW = 0.3
-"""Nats of entropy below the model's own samples one token at a time that make a sample degenerate."""
+"""Loss of entropy in nats above which we call samples degenerate."""
 
 
 def points(results: Results) -> list[dict[str, Any]]:
-    """Every judged setting with its passes and seconds, where they were timed."""
-    asked = [(f"esolm-{a}-{e}-{n}", f"Eso-LM {a}", f"runs/esolm-1 alpha_0={e} num_steps={n}", e, n) for a in ALPHAS for e in ALPHAS for n in STEPS]  # fmt: skip
-    asked += [(f"esolm-{a}-left_to_right", f"Eso-LM {a}", "runs/esolm-1 sampler=left_to_right", "0", "") for a in (*ALPHAS, "0")]  # fmt: skip
-    asked += [(f"mdlm-{n}", "MDLM", f"runs/mdlm num_steps={n}", "", n) for n in STEPS]
-    asked += [(f"bd3lm-{b}-{n}", f"BD3-LM {b}", f"runs/bd3lm-{b} num_steps={n}", "", n) for b, n in BLOCKS]
-    asked += [("ar", "AR", "runs/ar", "", "")]
+    """Return every judged setting with its passes and seconds, if timed."""
+    settings = [(f"esolm-{a}-{e}-{n}", f"Eso-LM {a}", f"runs/esolm-1 alpha_0={e} num_steps={n}", e, n) for a in ALPHAS for e in ALPHAS for n in STEPS]  # fmt: skip
+    settings += [(f"esolm-{a}-left_to_right", f"Eso-LM {a}", "runs/esolm-1 sampler=left_to_right", "0", "") for a in (*ALPHAS, "0")]  # fmt: skip
+    settings += [(f"mdlm-{n}", "MDLM", f"runs/mdlm num_steps={n}", "", n) for n in STEPS]
+    settings += [(f"bd3lm-{b}-{n}", f"BD3-LM {b}", f"runs/bd3lm-{b} num_steps={n}", "", n) for b, n in BLOCKS]
+    settings += [("ar", "AR", "runs/ar", "", "")]
     timed, alone = (
         {p["point"]: p for p in (results[name]["points"] if name in results else [])} for name in ("time-16", "time-1")
     )
     found = []
-    for name, system, point, share, steps in asked:
+    for name, system, point, share, steps in settings:
         if (judged := results.get(f"judge-{name}")) is not None:
             cost = timed.get(point, {})
             one = alone.get(point, {}).get("seconds_per_sample")
@@ -37,14 +37,14 @@ def points(results: Results) -> list[dict[str, Any]]:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """A duration, if it was measured."""
+    """Format a duration; None gives a dash."""
     return number(None if seconds is None else 1000 * seconds, None, 0)
 
 
 def report(results: Results) -> str:
-    """The best settings of each system, then all."""
+    """Return the table of all settings, the findings and MAUVE."""
     found = points(results)
-    columns = ("trained", "sampled at alpha_0", "T", "passes", "ms a sample", "ms alone", "judge, nats", "entropy")
+    columns = ("trained", "sampled at alpha_0", "T", "passes", "ms per sample", "ms, batch 1", "judge, nats", "entropy")
     rows = [
         [p["system"], p["alpha_0"], p["T"], number(p["passes"], None, 0), milliseconds(p["seconds"]), milliseconds(p["alone"]),
          number(p["nats"], p["stderr"]), number(p["entropy"])]
@@ -71,27 +71,27 @@ MAUVE = {
 
 
 def mauve(results: Results) -> list[str]:
-    """The table of a dozen settings with more samples."""
+    """Return the MAUVE table, for settings with more samples."""
     found = {title: results.get(f"mauve-{name}") for name, title in MAUVE.items()}
     rows = [
         [t, number(f["mauve"], f["mauve_stderr"], 3), number(f["ceiling"])] for t, f in found.items() if f is not None
     ]
-    text = """MAUVE of 1000 samples against the valid split, by a sentence embedder (all-MiniLM-L6-v2), with a bootstrap error; the ceiling
-is what one half of the real texts scores against the other. Near 0, as here, all samples are told from real texts: such small models
-can be ranked by it, and no more."""
+    text = """MAUVE of 1000 samples against the validation split, with a sentence embedder (all-MiniLM-L6-v2) and a bootstrap error. The
+ceiling is the score of one half of the real texts against the other. All values are near 0: every model's samples are easily
+distinguished from real text, and MAUVE can only rank such small models."""
     return [text, table(("setting", "MAUVE", "ceiling"), rows)] if rows else []
 
 
-METHOD = """256 samples of 128 tokens for every setting, nucleus 0.9 as in the paper, judged by SmolLM2-135M-Instruct, which had no
-part in the training: nats per token of the judge's own tokens, with the standard error. Entropy is that of a sample's own
-tokens. Passes and milliseconds a sample are of 16 samples together on two cores, all settings interleaved in one run; what a
-sample costs does not depend on the weights. Alone, a sample of so small a network costs what its small operations do,
-2 to 5 ms a pass, and the cache gains little: the frontier is that of 16 together (the paper's is of 512)."""
-FIGURE = "![Judged nats against milliseconds a sample: one line for a system](results/quality.svg)"
+METHOD = """256 samples of 128 tokens per setting, top-p 0.9 as in the paper, judged by SmolLM2-135M-Instruct, an independent model:
+nats per token of the judge's own tokens, with the standard error. Entropy is that of the tokens of a sample. Passes and
+milliseconds per sample are measured in batches of 16 on two cores, with all settings timed in turn in one run; the time
+does not depend on the weights. At batch 1 the small operations of so small a network dominate (2 to 5 ms per pass) and
+the cache gains little, so the frontier is that of batch 16 (512 in the paper)."""
+FIGURE = "![Judged nats against milliseconds per sample, one line per system](results/quality.svg)"
 
 
 def frontier(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The settings that no other one beats in both time and quality."""
+    """Return the settings that no other setting beats in both time and quality."""
     timed = sorted((p for p in found if p["seconds"] is not None), key=lambda p: (p["seconds"], p["nats"]))
     kept: list[dict[str, Any]] = []
     for point in timed:
@@ -101,13 +101,13 @@ def frontier(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def title(p: dict[str, Any]) -> str:
-    """A setting in words."""
+    """Describe a setting."""
     share = f", sampled at {p['alpha_0']}" if p["alpha_0"] else ""
     return f"{p['system']}{share}{', T = ' + p['T'] if p['T'] else ''}"
 
 
 def beaten(point: dict[str, Any], others: list[dict[str, Any]], errors: float) -> bool:
-    """Whether another setting is as fast, no worse (by so many standard errors), and does not repeat itself."""
+    """Whether another setting is as fast, no worse within `errors` standard errors, and not degenerate."""
 
     def good(p: dict[str, Any]) -> bool:
         error = math.hypot(p["stderr"], point["stderr"])
@@ -117,8 +117,10 @@ def beaten(point: dict[str, Any], others: list[dict[str, Any]], errors: float) -
 
 
 def contest(found: list[dict[str, Any]], errors: float = 0) -> dict[str, tuple[int, int]]:
-    """Of the settings of MDLM and of BD3-LM: how many some setting of Eso-LM beats, and how many there are. A model
-    trained at alpha_0 = 0 is left to right, and does not count."""
+    """For MDLM and BD3-LM, return how many settings some setting of Eso-LM beats, and how many there are.
+
+    A model trained at alpha_0 = 0 is a left-to-right model and is excluded.
+    """
     timed = [p for p in found if p["seconds"] is not None]
     ours = [p for p in timed if p["system"].startswith("Eso-LM") and p["system"] != "Eso-LM 0"]
     rivals = {name: [p for p in timed if p["system"].startswith(name)] for name in ("MDLM", "BD3-LM")}
@@ -128,7 +130,7 @@ def contest(found: list[dict[str, Any]], errors: float = 0) -> dict[str, tuple[i
 
 
 def drop(found: list[dict[str, Any]], system: str, share: str) -> dict[str, Any] | None:
-    """The fastest setting of a system, and how much entropy it has lost against the slowest one."""
+    """Return the fastest setting of a system, and its loss of entropy and quality against the slowest."""
     mine = [p for p in found if p["system"] == system and p["alpha_0"] == share and p["T"]]
     if len(mine) < 2:
         return None
@@ -137,13 +139,13 @@ def drop(found: list[dict[str, Any]], system: str, share: str) -> dict[str, Any]
 
 
 def drops(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The fastest settings of Eso-LM as a pure diffusion model and of BD3-LM."""
-    asked = [("Eso-LM 1", "1"), ("BD3-LM 4", ""), ("BD3-LM 16", "")]
-    return {system: lost for system, share in asked if (lost := drop(found, system, share)) is not None}
+    """Return the losses of the fastest settings of Eso-LM as pure diffusion and of BD3-LM."""
+    chosen = [("Eso-LM 1", "1"), ("BD3-LM 4", ""), ("BD3-LM 16", "")]
+    return {system: lost for system, share in chosen if (lost := drop(found, system, share)) is not None}
 
 
 def verdict(found: list[dict[str, Any]]) -> str:
-    """Whose settings are on the frontier, and which are degenerate."""
+    """Summarise Findings 2 and 3."""
     kept = frontier(found)
     if not kept:
         return ""
@@ -154,23 +156,23 @@ def verdict(found: list[dict[str, Any]]) -> str:
             for game in (games, contest(found, 2))
         )
         text += (
-            " A setting of another system is beaten if one of Eso-LM takes no longer, is judged no worse and has no less entropy"
-            f" (but for {LOW} nats), where Eso-LM trained at 0, which is left to right, does not count: {strict}. With two"
-            f" standard errors allowed, which was decided after the first numbers were seen: {lenient}."
+            " A setting of another system counts as beaten if some setting of Eso-LM takes no longer, is judged no worse, and has"
+            f" at most {LOW} nats less entropy; Eso-LM trained at 0, a left-to-right model, is excluded. Beaten: {strict}. With a"
+            f" tolerance of two standard errors, which we added after seeing the first numbers: {lenient}."
         )
     single = frontier([p for p in found if p["system"] == "Eso-LM 1"])
     if single:
-        text += f"\n\n**One model for all (Remark 2).** The frontier of the model trained at alpha_0 = 1 alone: {'; '.join(map(title, single))}."
-    text += "\n\n**Finding 3.** With the fewest steps, against the most steps of the same model: "
+        text += f"\n\n**One model for all (Remark 2).** The frontier of the single model trained at alpha_0 = 1: {'; '.join(map(title, single))}."
+    text += "\n\n**Finding 3.** Fewest steps against most steps of the same model: "
     text += "; ".join(
-        f"{title(lost['point'])} is judged {lost['worse']:+.2f} nats and its entropy is {-lost['lost']:+.2f}"
+        f"{title(lost['point'])} changes by {lost['worse']:+.2f} nats to the judge and by {-lost['lost']:+.2f} in entropy"
         for lost in drops(found).values()
     )
     return text + "."
 
 
 def findings(results: Results) -> list[list[str]]:
-    """Findings 2 and 3."""
+    """Return rows for Findings 2 and 3."""
     found = points(results)
     rows = []
     if games := contest(found):
@@ -199,7 +201,7 @@ def findings(results: Results) -> list[list[str]]:
 
 
 def figures(results: Results) -> dict[str, Any]:
-    """Quality against time: all settings, and the frontier of each family."""
+    """Plot quality against time: all settings, and the frontier of each family."""
     from matplotlib import pyplot as plt
 
     found = [p for p in points(results) if p["seconds"] is not None]
@@ -217,9 +219,7 @@ def figures(results: Results) -> dict[str, Any]:
         axes.plot(
             [1000 * p["seconds"] for p in best], [p["nats"] for p in best], style, color=colour, label=label, ms=5
         )
-    axes.set(
-        xscale="log", xlabel="milliseconds a sample, 16 together", ylabel="judge, nats per token (lower is better)"
-    )
+    axes.set(xscale="log", xlabel="milliseconds per sample, batch 16", ylabel="judge, nats per token (lower is better)")
     ticks = [5, 10, 20, 50, 100, 200]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()

@@ -1,4 +1,4 @@
-"""`esolm reproduce`: the paper's findings at laptop scale, from corpora to docs/results.md."""
+"""Runs the experiments: the paper's findings at laptop scale, from corpora to docs/results.md."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from rich.console import Console
 from esolm import cli
 from esolm.cli.parsing import parse, parser
 from experiments.runner import document, jobs, spec
+from experiments.runner.smoke import run as run_smoke
 
 
-def reproduce(
+def run(
     names: list[str] | None = None,
     experiments: str = "experiments",
     workspace: str = "workspace",
@@ -26,35 +27,30 @@ def reproduce(
     list: bool = False,
     only_report: bool = False,
     smoke: bool = False,
-    command: jobs.Command | None = None,
 ) -> int:
-    """Run what is missing of the experiments, and write docs/results.md from their results.
+    """Run the missing jobs of the experiments and write docs/results.md from their results.
 
-    The same command again goes on where it stopped; results that are there are not made again, nor the models that
-    only they needed.
+    After an interruption, the same command resumes. Existing results are kept, and models are trained only if a missing
+    result needs them.
 
     Args:
-        names: experiments to run, or results of one, such as 'quality/time-*'; all by default.
-        experiments: the folder of the experiments.
-        workspace: where data, models and samples are kept; large, and not for a commit.
-        docs: where results.md and its figures are written.
-        corpora: the folder of the corpora that docs/results.md names; or the variable ESOLM_CORPORA.
-        judge: a causal language model for transformers, which judges samples; or ESOLM_JUDGE.
-        embedder: a sentence embedder for transformers, for MAUVE; or ESOLM_EMBEDDER.
-        workers: jobs at a time, each with its share of the cores; those that time something run alone.
-        list: print what is missing, and do nothing.
-        only_report: write the document from the results that are there.
-        smoke: everything at tiny sizes, in a temporary folder, on made-up corpora.
-        command: what `esolm` does with words, for the jobs of the smoke run, which start no process.
+        names: experiments to run, or single results such as 'quality/time-*'; all by default.
+        experiments: folder of the experiments.
+        workspace: folder for data, models and samples, which is large and should not be committed.
+        docs: folder for results.md and its figures.
+        corpora: folder of the corpora that docs/results.md names; default: ESOLM_CORPORA.
+        judge: causal language model for transformers that judges samples; default: ESOLM_JUDGE.
+        embedder: sentence embedder for transformers, for MAUVE; default: ESOLM_EMBEDDER.
+        workers: number of parallel jobs, which share the cores; jobs that measure time run alone.
+        list: print the missing jobs and exit.
+        only_report: write the document from the existing results.
+        smoke: run everything at tiny sizes on generated corpora, in a temporary folder.
     """
     if workers < 1:
         raise ValueError(f"workers is {workers}; it must be at least 1")
     console = Console(highlight=False, soft_wrap=True, stderr=True)
     if smoke:
-        from experiments.runner.smoke import run
-
-        assert command is not None
-        return run(Path(experiments), names, command, console)
+        return run_smoke(Path(experiments), names, cli.main, console)
     plan = spec.read(Path(experiments))
     chosen = _choose(plan, names)
     given = {"CORPORA": corpora, "JUDGE": judge, "EMBEDDER": embedder}
@@ -67,21 +63,22 @@ def reproduce(
             print(f"{job.title}: esolm {job.command}")
         return 0
     for job in missing:
-        space.words(job)  # says now what a later job will lack
+        space.words(job)  # raises if a place is unknown, before any job starts
     failed = []
     if missing:
         left = space.estimate(missing)
         ahead = "" if left is None else f", about {left / workers / 60:.0f} min"
-        console.print(f"{len(missing)} jobs are missing{ahead}; logs are in {space.folder / 'logs'}")
+        console.print(f"{len(missing)} jobs to run{ahead}; logs: {space.folder / 'logs'}")
         space.folder.mkdir(parents=True, exist_ok=True)
         failed = jobs.run_all(space, missing, workers, console)
     console.print(f"wrote {document.build(plan, Path(docs))}")
     if failed:
-        raise ValueError(f"{len(failed)} jobs failed: {', '.join(failed[:8])}; their logs say why")
+        raise ValueError(f"{len(failed)} jobs failed: {', '.join(failed[:8])}; see the logs in {space.folder / 'logs'}")
     return 0
 
 
 def _choose(plan: spec.Plan, names: list[str] | None) -> list[str]:
+    """Return the experiments and results to run, including those that others use."""
     if unknown := [name for name in names or [] if name not in plan.experiments and not plan.results([name])]:
         known = ", ".join(plan.experiments)
         raise ValueError(f"no experiment {unknown[0]!r}: choose from {known}, or a result as EXPERIMENT/RESULT")
@@ -91,11 +88,12 @@ def _choose(plan: spec.Plan, names: list[str] | None) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; user errors print one line and exit with 2."""
-    made = parser("experiments [NAME ...]", str(reproduce.__doc__).split("\n", 1)[0])
+    made = parser("experiments", str(run.__doc__).split("\n", 1)[0])
+    made.prog, made.usage = "python -m experiments", "python -m experiments [NAME ...] [--option VALUE ...]"
     made.add_argument("names", type=str, nargs="*", help="Experiments to run (default: all).")
-    made.add_function_arguments(reproduce, skip={"names", "command"})
+    made.add_function_arguments(run, skip={"names"})
     try:
-        return reproduce(**parse(made, argv), command=cli.main)
+        return run(**parse(made, argv))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

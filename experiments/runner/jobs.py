@@ -1,4 +1,4 @@
-"""Doing what is missing: every job a process of its own, several at a time, those that time something alone."""
+"""Runs the missing jobs: each in its own process, several at a time; jobs that measure time run alone."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from experiments.runner.spec import PLACES, Job, Plan
 
 Command = Callable[[Sequence[str]], int]
 Outcome = tuple[int, str, float]
-"""Exit code, what was printed, seconds."""
+"""Exit code, standard output, seconds."""
 
 
 @dataclass
 class Workspace:
-    """Where things are made; `places` says what $CORPORA and the like stand for."""
+    """The folder of data, models and samples; `places` are the values of $CORPORA, $JUDGE and $EMBEDDER."""
 
     folder: Path
     plan: Plan
     places: Mapping[str, str] = field(default_factory=dict)
 
     def done(self, job: Job) -> bool:
-        """Whether what it makes is there.
+        """Whether the output of the job exists.
 
-        Raises ValueError if it was made by another command: then nobody knows what it is.
+        Raises ValueError if it was written by a different command.
         """
         path = self.marker(job)
         if not path.is_file():
@@ -46,19 +46,19 @@ class Workspace:
         command = json.loads(path.read_text("utf-8"))["command"]
         if command != f"esolm {job.command}":
             raise ValueError(
-                f"{path} was made by `{command}`, the experiments now say `esolm {job.command}`: "
-                f"delete it and what it belongs to, then it is made anew"
+                f"{path} was written by `{command}`, but the command is now `esolm {job.command}`: "
+                f"delete it and its output to run the job again"
             )
         return job.makes is None or (self.folder / job.makes).exists()
 
     def marker(self, job: Job) -> Path:
-        """The result, or a file beside the product that says how it was made."""
+        """Return the result file, or the file next to the output that records its command."""
         return job.result(self.plan.folder) if job.makes is None else self.folder / f"{job.makes}.made.json"
 
     def missing(self, names: list[str]) -> list[Job]:
-        """What the named experiments still need, each job right after what it needs: results come early.
+        """Return the missing jobs of the named experiments, each right after the jobs it needs.
 
-        A model is not trained if its results are there.
+        A model whose results all exist is not trained.
         """
         seen: set[str] = set()
         found: list[Job] = []
@@ -75,9 +75,9 @@ class Workspace:
         return found
 
     def words(self, job: Job) -> list[str]:
-        """The command with the places put in.
+        """Return the arguments of the command with $CORPORA and the like replaced.
 
-        Raises ValueError if a place is not known.
+        Raises ValueError if a place is unknown.
         """
         return [self._expand(word, job) for word in job.words]
 
@@ -88,12 +88,12 @@ class Workspace:
             word = word.replace(f"${name}", self.places.get(name, ""))
         return word
 
-    def make_room(self, job: Job) -> None:
-        """The folder in which its product is to be."""
+    def make_parent(self, job: Job) -> None:
+        """Create the parent folder of the job's output."""
         (self.folder / (job.makes or ".")).parent.mkdir(parents=True, exist_ok=True)
 
     def keep(self, job: Job, outcome: Outcome) -> None:
-        """Write the result or the marker."""
+        """Write the result, or the file that records the command."""
         _, printed, seconds = outcome
         record: dict[str, Any] = {"command": f"esolm {job.command}", "seconds": round(seconds, 1)}
         if job.makes is None:
@@ -106,7 +106,7 @@ class Workspace:
         save(str(self.marker(job)), record)
 
     def estimate(self, jobs: list[Job]) -> float | None:
-        """Seconds that the jobs may take, from what others of their kind took."""
+        """Estimate the seconds of the jobs from finished jobs of the same command; None if there are none."""
         known: dict[str, list[float]] = {}
         for job in self.plan.jobs:
             if (path := self.marker(job)).is_file():
@@ -118,10 +118,10 @@ class Workspace:
 
 
 def here(workspace: Workspace, job: Job, command: Command) -> Outcome:
-    """Run a job in this process: for many small ones, where starting takes longer than working."""
+    """Run a job in this process, which saves the start-up time of small jobs."""
     printed, before, start = io.StringIO(), Path.cwd(), time.perf_counter()
     words = workspace.words(job)
-    workspace.make_room(job)
+    workspace.make_parent(job)
     try:
         os.chdir(workspace.folder)
         with contextlib.redirect_stdout(printed):
@@ -132,11 +132,11 @@ def here(workspace: Workspace, job: Job, command: Command) -> Outcome:
 
 
 class Child:
-    """A job in a process of its own, its words to people in a log."""
+    """A job in its own process, with standard error in a log file."""
 
     def __init__(self, workspace: Workspace, job: Job, threads: int | None) -> None:
         self.job, self.start = job, time.perf_counter()
-        workspace.make_room(job)
+        workspace.make_parent(job)
         logs = workspace.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         self.log, self.out = (logs / f"{job.title.replace('/', '.')}.{kind}" for kind in ("log", "out"))
@@ -150,46 +150,47 @@ class Child:
             )  # fmt: skip
 
     def outcome(self) -> Outcome | None:
-        """None while it runs."""
+        """Return the outcome, or None while the job runs."""
         code = self.process.poll()
         if code is None:
             return None
         return code, self.out.read_text("utf-8"), time.perf_counter() - self.start
 
     def stop(self) -> None:
-        """Ask it to save and end."""
+        """Terminate the process and wait until it has saved its state."""
         self.process.terminate()
         self.process.wait()
 
-    def last_words(self) -> str:
-        """What it said last, to people or else as its result."""
-        said = (path.read_text("utf-8", errors="replace") for path in (self.log, self.out))
-        lines = (line for text in said for line in reversed(text.splitlines()) if line.strip())
-        return next(lines, "it said nothing")
+    def last_line(self) -> str:
+        """Return the last line of the log or, if it is empty, of the output."""
+        texts = (path.read_text("utf-8", errors="replace") for path in (self.log, self.out))
+        lines = (line for text in texts for line in reversed(text.splitlines()) if line.strip())
+        return next(lines, "no output")
 
 
 def run_here(workspace: Workspace, jobs: list[Job], command: Command, say: Callable[[str], None]) -> None:
-    """All jobs, one after another in this process."""
+    """Run all jobs one after another in this process."""
     for job in jobs:
         outcome = here(workspace, job, command)
         if outcome[0] != 0:
-            raise ValueError(f"`esolm {job.command}` ended with {outcome[0]}: {outcome[1][-500:]}")
+            raise ValueError(f"`esolm {job.command}` exited with {outcome[0]}: {outcome[1][-500:]}")
         workspace.keep(job, outcome)
         say(f"{job.title}: {outcome[2]:.1f} s")
 
 
 def run_all(workspace: Workspace, jobs: list[Job], workers: int, console: Console) -> list[str]:
-    """All jobs, so many at a time; the names of those that failed, and of those that therefore could not run."""
+    """Run all jobs, `workers` at a time; return the names of failed jobs and of jobs that needed them."""
     waiting, running, failed = list(jobs), list[Child](), dict[str, str]()
     threads = max(1, (os.cpu_count() or 1) // workers)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also where a shell ignores that
+    # SIGTERM acts like Ctrl-C, which shells ignore for background processes.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
             for child in [child for child in running if child.outcome() is not None]:
                 running.remove(child)
                 outcome = child.outcome()
                 assert outcome is not None
-                wrong = _kept(workspace, child.job, outcome) if outcome[0] == 0 else child.last_words()
+                wrong = _kept(workspace, child.job, outcome) if outcome[0] == 0 else child.last_line()
                 if wrong is None:
                     left = workspace.estimate([*waiting, *(other.job for other in running)])
                     share = 1 if any(job.alone for job in waiting) else workers
@@ -197,7 +198,7 @@ def run_all(workspace: Workspace, jobs: list[Job], workers: int, console: Consol
                     console.print(f"{child.job.title}: {outcome[2]:.0f} s, {len(waiting)} waiting{ahead}")
                 else:
                     failed[child.job.title] = wrong
-                    console.print(f"[red]{child.job.title} failed[/red]: {escape(f'{wrong} (all of it: {child.log})')}")
+                    console.print(f"[red]{child.job.title} failed[/red]: {escape(f'{wrong} (log: {child.log})')}")
             if (job := _next(workspace, waiting, running, workers, failed)) is not None:
                 waiting.remove(job)
                 running.append(Child(workspace, job, None if job.alone else threads))
@@ -206,7 +207,7 @@ def run_all(workspace: Workspace, jobs: list[Job], workers: int, console: Consol
                 waiting = [job for job in waiting if not _lost(workspace, job, failed)]
                 time.sleep(0.2)
     except BaseException:
-        console.print("stopping: what runs saves itself; the same command goes on from there")
+        console.print("stopping: running jobs save their state; run the same command again to resume")
         for child in running:
             child.stop()
         raise
@@ -216,7 +217,7 @@ def run_all(workspace: Workspace, jobs: list[Job], workers: int, console: Consol
 
 
 def _kept(workspace: Workspace, job: Job, outcome: Outcome) -> str | None:
-    """Keep what a job made; what is wrong with it, if anything is."""
+    """Record the outcome of a job; return what is wrong with it, or None."""
     try:
         workspace.keep(job, outcome)
     except ValueError as error:
@@ -226,14 +227,14 @@ def _kept(workspace: Workspace, job: Job, outcome: Outcome) -> str | None:
 
 def _lost(workspace: Workspace, job: Job, failed: dict[str, str]) -> bool:
     if any(other.title in failed for other in workspace.plan.needs(job)):
-        failed[job.title] = "what it needs failed"
+        failed[job.title] = "a job that it needs failed"
     return job.title in failed
 
 
 def _next(
     workspace: Workspace, waiting: list[Job], running: list[Child], workers: int, failed: dict[str, str]
 ) -> Job | None:
-    """The first job that may start now; those that must be alone come when no other is ready."""
+    """Return the first job that may start now; jobs that run alone start when no other job is ready."""
     if len(running) >= workers or any(child.job.alone for child in running):
         return None
     unfinished = {job.title for job in waiting} | {child.job.title for child in running} | failed.keys()

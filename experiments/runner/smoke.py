@@ -1,4 +1,4 @@
-"""The whole pipeline at tiny sizes: made-up corpora, a judge and an embedder with random weights, one process."""
+"""The whole pipeline at tiny sizes: generated corpora, a judge and an embedder with random weights, one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ("the", "a", "old", "new", "sea", "house", "man", "king", "ran", "saw", 
 
 
 def run(experiments: Path, names: list[str] | None, command: jobs.Command, console: Console) -> int:
-    """Every job of the named experiments, then the document; nothing is left behind."""
+    """Run every job of the named experiments and build the document, all in a temporary folder."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -33,14 +33,14 @@ def run(experiments: Path, names: list[str] | None, command: jobs.Command, conso
         jobs.run_here(space, missing, command, lambda line: console.print(line, style="dim"))
         path = document.build(plan, root / "docs")
         if still := space.missing(chosen):
-            raise ValueError(f"{len(still)} jobs left nothing behind: {still[0].title}")
+            raise ValueError(f"{len(still)} jobs wrote no output, the first is {still[0].title}")
         size = len(path.read_text("utf-8"))
-        console.print(f"{len(missing)} jobs in {time.perf_counter() - start:.0f} s, a document of {size} characters")
+        console.print(f"{len(missing)} jobs in {time.perf_counter() - start:.0f} s; the document has {size} characters")
     return 0
 
 
 def make_places(root: Path) -> dict[str, str]:
-    """Corpora, a judge and an embedder under root."""
+    """Create corpora, a judge and an embedder under root and return their paths."""
     made = {"CORPORA": root / "corpora", "JUDGE": root / "judge", "EMBEDDER": root / "embedder"}
     _corpora(made["CORPORA"])
     _models(made["JUDGE"], made["EMBEDDER"])
@@ -70,7 +70,7 @@ def _models(judge: Path, embedder: Path) -> None:
     try:
         import transformers
     except ImportError as error:
-        raise ValueError("the experiments judge samples with transformers: pip install 'esolm[hf]'") from error
+        raise ValueError("the judge needs transformers: pip install 'esolm[hf]'") from error
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {word: i for i, word in enumerate(["<s>", "<unk>", *WORDS])}

@@ -1,9 +1,9 @@
-"""The experiments as data: which commands make what, and which results a document needs.
+"""The experiments as data: the commands, their outputs, and the results that each report needs.
 
-`experiments/NAME/experiment.yaml` lists jobs, `experiments/shared.yaml` those that several experiments need (prepared
-data, trained models). A job is one command of `esolm`. With `makes` it leaves a file or folder in the workspace;
-without, what it prints as JSON is a result. A command that names what another job makes needs that job. A report sees
-the results of its own experiment, and those of others that `uses` names.
+`experiments/NAME/experiment.yaml` lists the jobs of an experiment, `experiments/shared.yaml` those that several
+experiments need (prepared data, trained models). A job is one `esolm` command. With `makes` it writes a file or folder
+in the workspace; without, the JSON it prints is a result. A job depends on the jobs whose outputs its command names. A
+report has access to the results of its own experiment and to those of others listed under `uses`.
 
     uses: [perplexity/exact-*]
     jobs:
@@ -27,18 +27,18 @@ import yaml
 
 FIELDS = {"name", "for", "command", "makes", "alone"}
 PLACES = ("CORPORA", "JUDGE", "EMBEDDER")
-"""What a command may name as $CORPORA and so on; where these are is for the user to say."""
+"""Variables ($CORPORA and so on) that a command may contain; the user sets their values."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One command."""
+    """One `esolm` command."""
 
-    experiment: str | None  # whose result it is; None if shared
+    experiment: str | None  # None if shared
     name: str
-    command: str  # the words after `esolm`, with $CORPORA and the like
-    makes: str | None = None  # relative to the workspace; a result without it
-    alone: bool = False  # times something: nothing else may run
+    command: str  # the arguments of `esolm`, with $CORPORA and the like
+    makes: str | None = None  # output path in the workspace; None if it prints a result
+    alone: bool = False  # measures time, so no other job may run
 
     @property
     def words(self) -> list[str]:
@@ -49,7 +49,7 @@ class Job:
         return f"{self.experiment}/{self.name}" if self.experiment else self.name
 
     def result(self, experiments: Path) -> Path:
-        """The file of its result."""
+        """Return the path of its result file."""
         return experiments / str(self.experiment) / "results" / f"{self.name}.json"
 
 
@@ -60,34 +60,35 @@ class Plan:
     folder: Path
     experiments: tuple[str, ...]  # in the order of the document
     jobs: tuple[Job, ...]
-    uses: Mapping[str, tuple[str, ...]]  # results of others that an experiment reports too
+    uses: Mapping[str, tuple[str, ...]]  # results of other experiments that a report uses
 
     def results(self, names: Iterable[str]) -> list[Job]:
-        """The jobs whose results are named, by experiment or as `EXPERIMENT/RESULT`, where * stands for anything."""
+        """Return the jobs of the named results: an experiment, or `EXPERIMENT/RESULT` with * as a wildcard."""
         found = [job for job in self.jobs if job.experiment and job.makes is None]
         wanted = [*names]
         return [job for job in found if job.experiment in wanted or any(fnmatchcase(job.title, n) for n in wanted)]
 
     def needs(self, job: Job) -> list[Job]:
-        """Those that make what its command names."""
+        """Return the jobs whose outputs the command of this job names."""
         made = {other.makes: other for other in self.jobs if other.makes and other is not job}
         return [made[word] for word in dict.fromkeys(_paths(job.words)) if word in made]
 
 
 def _paths(words: Iterable[str]) -> Iterator[str]:
-    """The words, and the items of those that are lists."""
+    """Yield the words, splitting lists into their items."""
     for word in words:
         yield from re.split(r"[\[\],\s]+", word.replace("'", "").replace('"', ""))
 
 
 def read(folder: Path, smoke: bool = False) -> Plan:
-    """The plan of an experiments folder; smoke takes the small values.
+    """Read the plan of an experiments folder; `smoke` uses the small values.
 
-    Raises ValueError that names the file and what is wrong in it.
+    Raises ValueError with the file and the mistake in it.
     """
     if not (folder / "settings.yaml").is_file():
         raise ValueError(
-            f"no {folder / 'settings.yaml'}: run `esolm reproduce` in a clone, or give --experiments FOLDER"
+            f"no {folder / 'settings.yaml'}: run `python -m experiments` in the root of a clone, "
+            "or give --experiments FOLDER"
         )
     settings = _load(folder / "settings.yaml")
     values = dict(settings["values"]) | (dict(settings["smoke"]) if smoke else {})
@@ -97,19 +98,19 @@ def read(folder: Path, smoke: bool = False) -> Plan:
     jobs = list(_jobs(_load(folder / "shared.yaml") or {}, folder / "shared.yaml", None, values))
     for name in names:
         jobs += _jobs(found[name], paths[name], name, values)
-    for key, what in ((lambda job: job.title, "name"), (lambda job: job.makes or job.title, "product")):
+    for key, what in ((lambda job: job.title, "name"), (lambda job: job.makes or job.title, "output")):
         seen: set[str] = set()
         for job in jobs:
             if key(job) in seen:
-                raise ValueError(f"two jobs in {folder} have the {what} {key(job)}: rename one")
+                raise ValueError(f"two jobs in {folder} have the same {what}, {key(job)}: rename one")
             seen.add(key(job))
     plan = Plan(folder, names, tuple(jobs), {name: tuple(found[name].get("uses", ())) for name in names})
     for name, others in plan.uses.items():
         if not smoke and (unknown := [other for other in others if not plan.results([other])]):
-            raise ValueError(f"{paths[name]} uses {unknown[0]}, and no job makes such a result")
+            raise ValueError(f"{paths[name]} uses {unknown[0]}, which is not the result of any job")
         seen_here = [job.name for job in plan.results([name, *others])]
         if twice := sorted({job for job in seen_here if seen_here.count(job) > 1}):
-            raise ValueError(f"{paths[name]} sees two results named {twice[0]}: rename one")
+            raise ValueError(f"{paths[name]} has two results named {twice[0]}: rename one")
     return plan
 
 
@@ -117,25 +118,27 @@ def _load(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"{path} could not be read: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _jobs(found: Mapping[str, Any], path: Path, experiment: str | None, values: Mapping[str, Any]) -> Iterator[Job]:
     for entry in found.get("jobs") or []:
         if unknown := entry.keys() - FIELDS:
-            raise ValueError(f"{path} has the field {sorted(unknown)[0]!r} in a job; allowed are {sorted(FIELDS)}")
+            raise ValueError(
+                f"{path} has the unknown field {sorted(unknown)[0]!r} in a job; allowed are {sorted(FIELDS)}"
+            )
         for chosen in _choices(entry.get("for", {}), values):
-            fill = _Filler(path, {**values, **chosen})
+            expand = _Template(path, {**values, **chosen})
             makes = entry.get("makes")
-            command = " ".join(fill(entry["command"]).split())
-            name = fill(entry["name"])
-            yield Job(experiment, name, command, fill(makes) if makes else None, bool(entry.get("alone", False)))
+            command = " ".join(expand(entry["command"]).split())
+            name = expand(entry["name"])
+            yield Job(experiment, name, command, expand(makes) if makes else None, bool(entry.get("alone", False)))
 
 
 def _choices(loops: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every combination of the loop variables; a string names a list among the values."""
+    """Yield every combination of the loop variables; a string refers to a list in the values."""
     lists = [values[items] if isinstance(items, str) else items for items in loops.values()]
     for chosen in itertools.product(*lists):
         one: dict[str, Any] = {}
@@ -144,8 +147,8 @@ def _choices(loops: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[di
         yield one
 
 
-class _Filler:
-    """Puts values in for {names}."""
+class _Template:
+    """Replaces {names} by their values."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         self.path, self.values = path, values
@@ -155,6 +158,8 @@ class _Filler:
 
     def _value(self, found: re.Match[str]) -> str:
         if found[1] not in self.values:
-            raise ValueError(f"{self.path} names {{{found[1]}}}; known are {', '.join(sorted(self.values))}")
+            raise ValueError(
+                f"{self.path} has the unknown name {{{found[1]}}}; known are {', '.join(sorted(self.values))}"
+            )
         value = self.values[found[1]]
         return f"{value:g}" if isinstance(value, float) else str(value)

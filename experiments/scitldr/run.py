@@ -1,11 +1,11 @@
-"""Abstract to one-sentence summary: does the abstract help, and how good is a summary after T steps?
+"""One-sentence summaries of abstracts: likelihood given the abstract, and ROUGE of samples by number of steps.
 
     python experiments/scitldr/run.py text SCITLDR/train.jsonl text.jsonl --abstracts ARXIV.jsonl
     python experiments/scitldr/run.py lines SCITLDR/train.jsonl train.jsonl             # prompts and targets
     python experiments/scitldr/run.py score runs/esolm SCITLDR/dev.jsonl --out esolm.json
 
-`score` compares the bound of each true summary after its own abstract and after another one, and ROUGE of samples at
-several numbers of steps with that of another summary and of the abstract's first sentence.
+`score` compares the bound of each true summary given its own abstract and given another one, and ROUGE of samples at
+several numbers of steps with that of another summary and of the first sentence of the abstract.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ SEPARATOR = " TLDR:"
 
 
 def read(path: str) -> list[dict[str, Any]]:
-    """Abstracts, their summaries and their first sentences."""
+    """Read abstracts, their summaries and their first sentences."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     docs = [json.loads(line) for line in lines if line.strip()]
     return [{"prompt": " ".join(d["source"]), "targets": d["target"], "lead": d["source"][0]} for d in docs]
 
 
 def lines(path: str, out: str) -> None:
-    """What `esolm prepare --packing conditional` reads, with the first summary as the target."""
+    """Write the input of `esolm prepare --packing conditional`, with the first summary as the target."""
     docs = read(path)
     rows = (json.dumps({"prompt": d["prompt"], "target": d["targets"][0]}, ensure_ascii=False) + "\n" for d in docs)
     Path(out).write_text("".join(rows), encoding="utf-8")
 
 
 def text(path: str, abstracts: str | None, out: str) -> None:
-    """Plain text of the same kind: other abstracts, and the documents with their summaries."""
+    """Write plain text of the same kind: other abstracts, and the documents with their summaries."""
     more = Path(abstracts).read_text(encoding="utf-8").splitlines() if abstracts else []
     texts = [json.loads(line)["abstract"].strip() for line in more if line.strip()]
     texts += [f"{d['prompt']}{SEPARATOR} {d['targets'][0]}" for d in read(path)]
@@ -49,13 +49,13 @@ def text(path: str, abstracts: str | None, out: str) -> None:
 
 
 def prompts(lm: LanguageModel, docs: list[dict[str, Any]], room: int) -> list[list[int]]:
-    """The ends of the prompts, as the packing cuts them."""
+    """Return the ends of the prompts, truncated as by the packing."""
     kept = lm.net.config.length - room
     return [lm.tokenizer.encode(doc["prompt"] + SEPARATOR)[-kept:] for doc in docs]
 
 
 def bounds(lm: LanguageModel, given: list[list[int]], docs: list[dict[str, Any]], draws: int) -> torch.Tensor:
-    """Nats per token of each true summary and its end after a prompt, float64 [n]."""
+    """Return nats per token of each true summary and its EOS given a prompt, float64 [n]."""
     eos = lm.tokenizer.eos_id
     assert eos is not None
     rows = [[*p, *lm.tokenizer.encode(d["targets"][0]), eos] for p, d in zip(given, docs, strict=True)]
@@ -68,7 +68,7 @@ def bounds(lm: LanguageModel, given: list[list[int]], docs: list[dict[str, Any]]
 def score(
     run: str, path: str, room: int, number: int, draws: int, steps: list[int], top_p: float = 0.5
 ) -> dict[str, Any]:
-    """All numbers of one model."""
+    """Return all numbers of one model."""
     lm, docs = esolm.load(run), read(path)
     docs = [d for d in docs if len(lm.tokenizer.encode(d["targets"][0])) < room][:number]
     given = prompts(lm, docs, room)
@@ -99,7 +99,7 @@ def score(
 
 
 def main() -> None:
-    """One of the two commands."""
+    """Run one of the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("lines")
@@ -113,11 +113,11 @@ def main() -> None:
     judge.add_argument("run")
     judge.add_argument("path")
     judge.add_argument("--out")
-    judge.add_argument("--room", type=int, default=56, help="tokens for a summary, the target_length of the data")
-    judge.add_argument("--number", type=int, default=200, help="summaries to score")
-    judge.add_argument("--draws", type=int, default=8, help="draws of the bound")
+    judge.add_argument("--room", type=int, default=56, help="tokens per summary, the target_length of the data")
+    judge.add_argument("--number", type=int, default=200, help="number of summaries to score")
+    judge.add_argument("--draws", type=int, default=8, help="draws of the bound per summary")
     judge.add_argument("--steps", type=int, nargs="+", default=[4, 16, 56])
-    judge.add_argument("--top_p", type=float, default=0.5, help="nucleus of the samples")
+    judge.add_argument("--top_p", type=float, default=0.5, help="top-p of the samples")
     options = parser.parse_args()
     if options.command == "lines":
         lines(options.path, options.out)

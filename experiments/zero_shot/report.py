@@ -1,4 +1,4 @@
-"""Bounds of the books' models on other texts."""
+"""Bounds of the models trained on books, on other texts."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ RUNS = {
 
 
 def report(results: Results) -> str:
-    """One row for a system, one column for a text."""
+    """Return a table with one row per system and one column per corpus."""
     rows = []
     for run, name in RUNS.items():
         found = [results.get(f"{corpus}-{run}") for corpus in CORPORA]
         if any(found):
             rows.append([name, *("–" if f is None else number(f[0]["nats"], f[0]["stderr"]) for f in found)])
-    method = """Nats per token of the books' tokenizer, which spells other texts in more tokens: compare within a column. No
-text here was seen in training."""
+    method = """The bound in nats per token. The tokenizer was trained on the books and splits other texts into more tokens, so compare
+within a column only. None of these texts was used in training."""
     return "\n\n".join(
         ["## Zero-shot likelihood", method, table(("system", *CORPORA.values()), rows), verdict(results)]
     )
 
 
 def verdict(results: Results) -> str:
-    """Does the order of the systems carry over?"""
-    told = []
+    """Summarise whether the bound falls with alpha_0 on each corpus."""
+    lines = []
     for corpus, name in CORPORA.items():
         runs = [f"{corpus}-esolm-{a}" for a in ("1", "0.5", "0.25", "0.125", "0")]
         if all(run in results for run in runs):
             nats = [results[run][0]["nats"] for run in runs]
             falls = all(a > b for a, b in itertools.pairwise(nats))
-            told.append(f"on {name} it {'falls' if falls else 'does not fall'} at every step from alpha_0 = 1 to 0")
-    return f"Of Eso-LM's bound: {'; '.join(told)}." if told else ""
+            lines.append(f"on {name} it {'falls' if falls else 'does not fall'} at every step")
+    return f"Eso-LM's bound, from alpha_0 = 1 to 0: {'; '.join(lines)}." if lines else ""

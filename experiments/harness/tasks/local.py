@@ -1,4 +1,4 @@
-"""Documents of the local tasks, from files."""
+"""Documents of the local tasks, read from files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import datasets
 
 
 def pydocs(**more: Any) -> dict[str, Any]:
-    """A few sentences about Python, beside this file."""
+    """Return the sentences about Python in pydocs.jsonl."""
     lines = (Path(__file__).parent / "pydocs.jsonl").read_text(encoding="utf-8").splitlines()
     return {"test": datasets.Dataset.from_list([json.loads(line) for line in lines])}
 
 
 def lambada(file: str = "", **more: Any) -> dict[str, Any]:
-    """Passages, one a line; the last word of each is the target."""
+    """Return passages, one per line; the last word of each is the target."""
     if not Path(file).is_file():
         raise ValueError(f'no file {file!r}: give it as --metadata \'{{"file": "PATH"}}\'')
     docs = []
