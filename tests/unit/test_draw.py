@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esolm.core.draw import ATTEMPTS, BLOCK, Draw, inverse_cdf
+from esolm.core.draw import ATTEMPTS, BLOCK, BadLogits, Draw, inverse_cdf
 from esolm.core.randomness import Randomness, fold, uniform
 from esolm.sampling.loops import Chooser
 from support.chance import ALARM, chance
@@ -281,6 +281,36 @@ def test_a_temperature_near_zero_is_greedy() -> None:
     for temperature in (1e-6, 1e-30, 1e-44):
         found = Draw(temperature)(logits, attempts(50), 29)
         assert torch.equal(found, logits[:, :29].argmax(-1)), temperature
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [1e-20, 1e-40, 1e-46, 1e-320])
+def test_the_limit_of_small_temperatures_is_greedy(temperature: float, dtype: torch.dtype, rows: int) -> None:
+    logits = torch.randn(rows, 300, dtype=dtype)
+    assert torch.equal(Draw(temperature)(logits, attempts(rows), 0), Draw(0.0)(logits, attempts(rows), 0))
+    assert Draw(temperature).probabilities(logits, 0).amax(-1).eq(1).all()
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+@pytest.mark.parametrize("draw", [Draw(), Draw(0.5), Draw(0.0), Draw(top_p=0.9), Draw(top_k=3)], ids=str)
+@pytest.mark.parametrize("bad", ["nan", "one nan", "inf", "-inf", "mask only"])
+def test_logits_without_a_distribution_are_refused(bad: str, draw: Draw, rows: int) -> None:
+    logits = torch.randn(rows, 300)
+    if bad == "one nan":
+        logits[1, 7] = math.nan
+    elif bad == "inf":
+        logits[1, 7] = math.inf
+    else:
+        logits[1] = math.nan if bad == "nan" else -math.inf
+    if bad == "mask only":
+        logits[1, 3] = 0.0
+    for function in (lambda: draw(logits, attempts(rows), 3), lambda: draw.probabilities(logits, 3)):
+        with pytest.raises(BadLogits, match="row 1") as error:
+            function()
+        assert error.value.row == 1
+    logits[:, 3] = math.nan  # which is never drawn
+    assert draw(logits[:1], attempts(1), 3) != 3
 
 
 def test_bfloat16_logits() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core import order
 from ..core.batch import Batch
+from ..core.precision import to_device
 from ..core.randomness import Randomness, fold
 from ..net.protocol import Network
 from ..runtime.distributed import ALONE, Ranks
@@ -39,7 +40,7 @@ def draw_orders(
     x, valid, given = batch
     examples, length = rng.examples(len(x)), x.shape[1]
     rng = rng.at("orders", number // 2 if antithetic else number)
-    u, clean = (rng.at(name).uniform(examples, length).to(x.device) for name in ("order", "mask"))
+    u, clean = (to_device(rng.at(name).uniform(examples, length), x.device) for name in ("order", "mask"))
     if antithetic and number % 2:
         u = torch.where(given, u, 1 - u) if given is not None else 1 - u
     if given_order == "ascending":
@@ -104,7 +105,7 @@ def weigh(
                 numbers = range(start, min(start + per_pass, num_orders))
                 block = matrix[first : first + len(index), start : numbers.stop]
                 if block.isnan().any():
-                    nats = under_orders(net, system, some, rng, numbers, antithetic, given_order).double().cpu()
+                    nats = under_orders(net, system, some, rng, numbers, antithetic, given_order).cpu().double()
                     block[:] = -nats.sum(-1).T
                     if tokens is not None:
                         tokens[index, : nats.shape[-1]] -= nats.sum(0)

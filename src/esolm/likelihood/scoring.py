@@ -104,7 +104,7 @@ def nelbo(
             index = torch.arange(first, min(first + batch_size, draws.stop)) // num_draws
             rng = Randomness(fold(seed, "nelbo"), first, total)
             for term in lm.system.terms(lm.net, sequences.rows(index, lm.net.device), rng, False):
-                found.append((term.name, term.nats.double().sum(1).cpu()))
+                found.append((term.name, term.nats.cpu().double().sum(1)))
             advance(len(index))
         return found
 

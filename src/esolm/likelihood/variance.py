@@ -16,7 +16,7 @@ from .scoring import Scorer
 def _bound(lm: Scorer, sequence: Batch, rng: Randomness, independent: bool, count: int) -> Tensor:
     """The bound of one sequence by `count` draws over times, of which rng's first is the first: float64 [count]."""
     terms = lm.system.bound_over_times(lm.net, sequence.repeat(count), rng, independent)
-    return torch.stack([term.nats.double().sum(1) for term in terms]).sum(0).cpu()
+    return torch.stack([term.nats.cpu().double().sum(1) for term in terms]).sum(0)
 
 
 def over_times(
@@ -51,5 +51,5 @@ def over_orders(lm: Scorer, sequence: Batch, trials: int, seed: int, batch_size:
     rng, found = Randomness(fold(seed, "orders")), []
     for first in range(0, trials, batch_size):
         numbers = range(first, min(first + batch_size, trials))
-        found.append(under_orders(lm.net, lm.system, sequence, rng, numbers).double().sum((1, 2)).cpu())
+        found.append(under_orders(lm.net, lm.system, sequence, rng, numbers).cpu().double().sum((1, 2)))
     return torch.cat(found)

@@ -103,13 +103,13 @@ def judged_nats(model: Any, tokenizer: Any, texts: Sequence[str], batch_size: in
         logits = model(input_ids=x, attention_mask=real.long()).logits
         # Text by text: a copy of all logits, as the whole batch would need, is hundreds of megabytes.
         each = [_nats(ours[: len(rows[i])], row[: len(rows[i])]) for i, ours, row in zip(some, logits, x)]
-        nats[some] = torch.stack(each).cpu()
+        nats[some] = torch.stack(each)
     return nats, torch.tensor([max(len(row) - 1, 0) for row in rows], dtype=torch.float64)
 
 
 def _nats(logits: Tensor, tokens: Tensor) -> Tensor:
     """Of all tokens but the first, float64 []."""
-    return F.cross_entropy(logits[:-1].float(), tokens[1:], reduction="none").double().sum()
+    return F.cross_entropy(logits[:-1].float(), tokens[1:], reduction="none").cpu().double().sum()
 
 
 def by_length(rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:

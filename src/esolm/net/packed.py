@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.precision import wide
 from ..core.visibility import Packed, Part, Visibility
 from .denoiser import Rows
 from .head import Score
@@ -42,12 +43,13 @@ def together(net: Forward, calls: Sequence[Call]) -> Sequence[Tensor]:
         parts.append(Part(batch, call.visibility, asked))
         first += batch * slots
     targets, excluded, weights = zip(*(call.score for call in calls), strict=True)
-    every = [torch.ones_like(t, dtype=torch.double) if w is None else w for t, w in zip(targets, weights, strict=True)]
+    kind = wide(targets[0].device)
+    every = [torch.ones_like(t, dtype=kind) if w is None else w.to(kind) for t, w in zip(targets, weights, strict=True)]
     nats = net(
         torch.cat([call.tokens.flatten() for call in calls])[None],
         torch.cat([call.position.flatten() for call in calls])[None],
         Packed(tuple(parts)),
         out=Rows(slice(0, first), torch.cat(index)),
-        score=Score(torch.cat(targets), excluded[0], torch.cat([w.double() for w in every])),
+        score=Score(torch.cat(targets), excluded[0], torch.cat(every)),
     )
     return nats.split([len(rows) for rows in index])

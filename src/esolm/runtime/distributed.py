@@ -60,7 +60,8 @@ class Ranks:
     def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
         if self.world == 1:
             return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        device = self.device if self.device.type == "cuda" else "cpu"  # gloo reduces on the CPU
+        tensor = torch.tensor(values, dtype=torch.float64, device=device)
         dist.all_reduce(tensor, operation, group=self.group)
         return tensor.tolist()
 

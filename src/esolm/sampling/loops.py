@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from ..core import order
 from ..core.draw import Draw
 from ..core.order import Schedule
+from ..core.precision import to_device
 from ..core.randomness import Randomness, fold, uniform
 from ..core.visibility import HIDDEN, Visibility, full, hide
 from ..net.cache import KVCache
@@ -45,7 +46,7 @@ class Chooser:
         position = position.cpu()
 
         def at(attempt: int) -> Tensor:
-            return uniform(fold(self.rng.key, attempt), row, position).to(logits.device)
+            return to_device(uniform(fold(self.rng.key, attempt), row, position), logits.device)
 
         return self.draw(logits, at, self.mask_id)
 

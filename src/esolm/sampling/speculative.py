@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ..core.draw import inverse_cdf
 from ..core.order import Schedule
+from ..core.precision import to_device
 from ..core.randomness import fold, uniform
 from ..core.visibility import HIDDEN, Visibility
 from ..net.cache import KVCache
@@ -40,7 +41,7 @@ def draft(choose: Chooser, logits: Tensor, row: Tensor, position: Tensor) -> Ten
 
 def accept(p: Tensor, q: Tensor, token: Tensor, u: Tensor) -> Tensor:
     """With probability min(1, p(token) / q(token)), bool [R]; p, q [R, V], u float64 [R]."""
-    p_x, q_x = (t.gather(1, token[:, None])[:, 0].double() for t in (p, q))
+    p_x, q_x = (t.gather(1, token[:, None])[:, 0].to(u.dtype) for t in (p, q))
     return u * q_x < p_x
 
 
@@ -167,7 +168,7 @@ def _write(tokens: Tensor, row: Tensor, place: Tensor, value: Tensor) -> None:
 
 def _uniform(choose: Chooser, name: str, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
     """The number of a position for one purpose, float64 [R]."""
-    return uniform(fold(choose.rng.key, name), row + choose.rng.first, position).to(device)
+    return to_device(uniform(fold(choose.rng.key, name), row + choose.rng.first, position), device)
 
 
 def _commit(cache: KVCache, count: Tensor, lengths: Tensor) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core.batch import Batch
 from ..core.noise import Linear, mask_by_count, mask_by_rate
 from ..core.order import Schedule, ancestral
+from ..core.precision import to_device
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import Visibility, block, hide
@@ -61,8 +62,8 @@ class BD3LM(System):
         batch, length = scored.shape
         self._check_length(length)
         examples, blocks = rng.examples(batch), length // self.block_size
-        t = rng.at("time").times(examples, rng.total, blocks)[..., None].to(scored.device)  # [B, blocks, 1]
-        u = rng.at("mask").uniform(examples, length).unflatten(1, (blocks, -1)).to(scored.device)
+        t = to_device(rng.at("time").times(examples, rng.total, blocks)[..., None], scored.device)  # [B, blocks, 1]
+        u = to_device(rng.at("mask").uniform(examples, length).unflatten(1, (blocks, -1)), scored.device)
         inside = scored.unflatten(1, (blocks, -1))
         if train:
             t = self.mask_rate_min + (self.mask_rate_max - self.mask_rate_min) * t

@@ -22,6 +22,7 @@ from ..core import order
 from ..core.batch import Batch
 from ..core.noise import Linear, mask_by_count, mask_by_rate
 from ..core.order import Schedule
+from ..core.precision import to_device
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import causal, hide_masks, prefix
@@ -49,7 +50,7 @@ class Examples(NamedTuple):
     def uniform(self, rng: Randomness, name: str) -> Tensor:
         """Uniforms of these examples for one purpose, [B, L]."""
         x = self.batch.x
-        return rng.at(name).uniform(self.number, x.shape[1]).to(x.device)
+        return to_device(rng.at(name).uniform(self.number, x.shape[1]), x.device)
 
     def order_key(self, rng: Randomness) -> Tensor:
         """Sort keys within a group, [B, L]: random, but ascending among the given tokens, as in sampling."""
@@ -164,7 +165,7 @@ class EsoLM(AnyOrder):
         x, valid, given = examples.batch
         length = x.shape[1]
         scored = examples.batch.scored
-        t = rng.at("time").times(*strata).to(x.device)
+        t = to_device(rng.at("time").times(*strata), x.device)
         masked, weight = self.corrupt(scored, t, examples.uniform(rng, "mask"), train)
         sigma = order.sort(order.groups(masked, valid, given), examples.order_key(rng))
         rows = masked.gather(1, sigma)

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core.batch import Batch
 from ..core.noise import Linear, mask_by_count, mask_by_rate
 from ..core.order import Schedule
+from ..core.precision import to_device
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import full
@@ -56,8 +57,8 @@ class MDLM(AnyOrder):
     def corrupt(self, scored: Tensor, rng: Randomness, train: bool) -> tuple[Tensor, Tensor]:
         """Which tokens are masked, bool [B, L], and the weight of their nats, [B, 1]."""
         examples = rng.examples(len(scored))
-        t = rng.at("time").times(examples, rng.total).to(scored.device)
-        u = rng.at("mask").uniform(examples, scored.shape[1]).to(scored.device)
+        t = to_device(rng.at("time").times(examples, rng.total), scored.device)
+        u = to_device(rng.at("mask").uniform(examples, scored.shape[1]), scored.device)
         if not train:
             return mask_by_count(scored, t, u)
         t = self.t_min + (1 - self.t_min) * t

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ..core.batch import Batch
+from ..core.precision import wide
 from ..core.randomness import Randomness, fold
 from ..core.terms import total
 from ..net.protocol import Forward
@@ -72,7 +73,8 @@ def accumulate(
         for first, size in batching.passes(ranks.rank, ranks.world)
     ]
     counts, tokens = count(system, parts, ranks)
-    nats = dict.fromkeys(counts, torch.zeros((), dtype=torch.float64, device=compute.device))
+    kind = wide(torch.device(compute.device))
+    nats = dict.fromkeys(counts, torch.zeros((), dtype=kind, device=compute.device))
     for index, (rng, batch) in enumerate(parts):
         torch.manual_seed(fold(fold(key, "dropout"), rng.first // len(batch.x)) >> 1)
         with parallel.meeting(net, last=index == len(parts) - 1):
@@ -81,7 +83,7 @@ def accumulate(
             # Gradients of several processes are averaged, and each term is a part of a mean over all of them.
             (total(terms, counts) * ranks.world).backward()
         for term in terms:
-            nats[term.name] = nats[term.name] + term.nats.detach().double().sum() / max(counts[term.name], 1)
+            nats[term.name] = nats[term.name] + term.nats.detach().to(kind).sum() / max(counts[term.name], 1)
     return dict(zip(nats, ranks.sum([value.item() for value in nats.values()]))), tokens
 
 
@@ -116,7 +118,7 @@ def validate(
         with machine.autocast(device, compute.precision), machine.uncompiled(compute.compile):
             terms = system.terms(net, batch, rng, train=False)
         for term in terms:
-            nats[term.name] += 0 if extra else term.nats.double().sum().item()  # type: ignore[assignment]
+            nats[term.name] += 0 if extra else term.nats.cpu().double().sum().item()  # type: ignore[assignment]
             counts[term.name] += 0 if extra else int(term.valid.sum())
     sums = ranks.sum([*nats.values(), *counts.values()])
     return {name: sums[i] / max(sums[i + len(nats)], 1) for i, name in enumerate(nats)}
