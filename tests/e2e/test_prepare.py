@@ -1,4 +1,4 @@
-"""`esolm prepare`, as typed, and killed in the middle."""
+"""The command `esolm prepare`, also killed while it runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pathlib import Path
 from esolm.data import prepare, shards
 import esolm.data.prepare
 save, calls = shards.save_chunk, [0]
-def once_too_often(path, chunk):
+def kill_at_the_fifth(path, chunk):
     if calls[0] == 4:
         path.with_suffix(".part").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
     calls[0] += 1
     save(path, chunk)
-shards.save_chunk = once_too_often
+shards.save_chunk = kill_at_the_fifth
 sys.modules["esolm.data.prepare"]._CHUNK = 20_000
 prepare(sys.argv[1], sys.argv[2], tokenizer="bpe:300", length=64, workers=2)
 """
@@ -34,7 +34,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
 
 
-def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "t.txt"
     source.write_text("".join(f"Line {i} of {i * i % 97} lines, more or less.\n\n" for i in range(8000)))
     out = subprocess.run([sys.executable, "-c", KILLED, f"text:{source}", str(tmp_path / "out")], check=False)
@@ -50,7 +50,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(tmp_path: Path, monke
     assert not (tmp_path / ".out.partial").exists()
 
 
-def test_pydocs_needs_nothing_but_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pydocs_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise AssertionError("went to the network")
 
@@ -62,3 +62,24 @@ def test_pydocs_needs_nothing_but_python(tmp_path: Path, monkeypatch: pytest.Mon
     assert sum(split.bytes for split in manifest.splits.values()) > 1_000_000
     assert manifest.splits["valid"].sequences > 20
     assert Loader(tmp_path / "out", "valid", 4).batch(0).x.shape == (4, 128)
+
+
+def test_one_file_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text("".join(f"Line {i} of {i * i % 97} lines, more or less.\n" for i in range(800)))
+    Path("folder").mkdir()
+    Path("folder/my.txt").write_bytes(Path("my.txt").read_bytes())
+    for source in ("my.txt", "folder"):
+        assert cli.main(["prepare", source, f"data/{source}", "--tokenizer", "bpe:300", "--length", "64"]) == 0
+        loader = Loader(f"data/{source}", "valid", 1)
+        assert loader.sequences > 1
+    capsys.readouterr()
+    Path("latin.txt").write_bytes(b"caf\xe9 " * 1000)
+    Path("empty.txt").touch()
+    for source, word in (("latin.txt", "UTF-8"), ("empty.txt", "empty")):
+        assert cli.main(["prepare", source, "data/none"]) != 0
+        error = capsys.readouterr().err
+        assert source in error
+        assert word in error

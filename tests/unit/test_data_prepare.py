@@ -1,17 +1,19 @@
-"""Prepared folders: the same bytes every time, nothing overwritten, damage found."""
+"""Prepared folders: deterministic output, nothing overwritten, damage detected."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from esolm.data import Loader, Manifest, prepare, shards, tokenizer
+from esolm.data import Loader, Manifest, prepare, shards, tokenizer, workspace
 from esolm.data.manifest import id_type
 
 MODULE = sys.modules["esolm.data.prepare"]  # the package's own name for it is the function
@@ -39,7 +41,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("options", [{"tokenizer": "bpe:300"}, {"tokenizer": "bytes", "packing": "conditional"}])
-def test_the_same_text_gives_the_same_bytes_whatever_the_workers(source: str, tmp_path: Path, options: dict) -> None:
+def test_the_output_does_not_depend_on_the_number_of_workers(source: str, tmp_path: Path, options: dict) -> None:
     for workers in (1, 2, 5):
         prepare(source, tmp_path / f"out{workers}", length=32, workers=workers, **options)
     first = contents(tmp_path / "out1")
@@ -47,14 +49,14 @@ def test_the_same_text_gives_the_same_bytes_whatever_the_workers(source: str, tm
     assert contents(tmp_path / "out2") == first == contents(tmp_path / "out5")
 
 
-def test_no_path_of_this_machine_is_written(source: str, tmp_path: Path) -> None:
+def test_no_local_path_is_written(source: str, tmp_path: Path) -> None:
     tokenizer("bytes").save(tmp_path)
     prepare(source, tmp_path / "out", tokenizer=str(tmp_path), length=32)
     for name, data in contents(tmp_path / "out").items():
         assert str(tmp_path).encode() not in data, name
 
 
-def test_the_shards_are_the_split_documents_in_order(source: str, tmp_path: Path) -> None:
+def test_the_shards_contain_the_documents_of_each_split_in_order(source: str, tmp_path: Path) -> None:
     manifest = prepare(source, tmp_path / "out", tokenizer="bytes", length=32, valid_fraction=0.2)
     found = {}
     for name, split in manifest.splits.items():
@@ -71,7 +73,7 @@ def test_the_shards_are_the_split_documents_in_order(source: str, tmp_path: Path
     assert 40 < len(numbers["valid"]) < 120
 
 
-def test_bpe_never_sees_the_valid_split(tmp_path: Path) -> None:
+def test_bpe_is_not_trained_on_the_valid_split(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("".join(sentence(i) + "\n" for i in range(200)))
     (tmp_path / "v.txt").write_text("zqzqzq " * 500)
     specs = [f"text:{tmp_path}/{name}.txt" for name in "tv"]
@@ -79,7 +81,7 @@ def test_bpe_never_sees_the_valid_split(tmp_path: Path) -> None:
     assert not any("zq" in token for token in Manifest.load(tmp_path / "out").load_tokenizer().core.get_vocab())
 
 
-def test_bpe_sees_prompts_too(tmp_path: Path) -> None:
+def test_bpe_is_trained_on_prompts_too(tmp_path: Path) -> None:
     records = [{"prompt": f"zqzqzq {i} zqzqzq", "target": f"yes yes {i}"} for i in range(200)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     prepare(f"text:{tmp_path}/d.jsonl", tmp_path / "out", tokenizer="bpe:270", length=32, packing="conditional")
@@ -102,7 +104,7 @@ def test_conditional_rows(source: str, tmp_path: Path) -> None:
         assert set(target[end:]) == {text.eos_id}
 
 
-def test_lines_after_a_mark_that_is_given(tmp_path: Path) -> None:
+def test_lines_after_a_given_separator(tmp_path: Path) -> None:
     lines = [f"C{'C' * (i % 9)}{'=O' * (i % 2)}N" for i in range(200)]
     (tmp_path / "d.smi").write_text("".join(f"{smiles}\n" for smiles in lines))
     options = {"packing": "conditional", "separator": ">", "target_length": 15}
@@ -143,7 +145,7 @@ def test_a_finished_folder_is_reused_and_never_overwritten(
     assert prepare(source, tmp_path / "out", tokenizer="bytes", length=32, workers=2) == first
     assert "reused" in capsys.readouterr().err
     for changed in ({"length": 16}, {"seed": 1}, {"tokenizer": "bpe:300"}, {"valid_fraction": 0.5}):
-        with pytest.raises(ValueError, match=f"prepared with another {next(iter(changed))}: choose another folder"):
+        with pytest.raises(ValueError, match=f"another {next(iter(changed))}:"):
             prepare(source, tmp_path / "out", **{"tokenizer": "bytes", "length": 32, **changed})
     with (tmp_path / "d.jsonl").open("a") as file:
         file.write('{"text": "more"}\n')
@@ -156,7 +158,7 @@ def test_a_finished_folder_is_reused_and_never_overwritten(
         prepare(source, tmp_path / "mine", tokenizer="bytes", length=32)
 
 
-def test_an_interrupted_preparation_goes_on(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_resumes(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"tokenizer": "bpe:300", "length": 32, "workers": 1}
     save, encode = shards.save_chunk, shards.encode
     saved: list[Path] = []
@@ -185,7 +187,9 @@ def test_an_interrupted_preparation_goes_on(source: str, tmp_path: Path, monkeyp
     assert not (tmp_path / ".out.partial").exists()
 
 
-def test_what_another_request_left_is_not_used(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_another_request_are_not_used(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("os.rename", lambda *_: pytest.fail("stop"))
         with pytest.raises(pytest.fail.Exception):
@@ -196,10 +200,10 @@ def test_what_another_request_left_is_not_used(source: str, tmp_path: Path, monk
     assert contents(tmp_path / "out") == contents(tmp_path / "again")
 
 
-def test_two_at_a_time_are_refused(source: str, tmp_path: Path) -> None:
+def test_two_processes_in_one_folder_are_refused(source: str, tmp_path: Path) -> None:
     with (
-        MODULE._working(tmp_path / "out", {}),
-        pytest.raises(ValueError, match="another process is preparing"),
+        workspace.working(tmp_path / "out", {}),
+        pytest.raises(ValueError, match="another process"),
     ):
         prepare(source, tmp_path / "out", tokenizer="bytes", length=32)
 
@@ -216,9 +220,101 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytes
     assert peaks[1] < 1.3 * peaks[0] + 200_000
 
 
-def test_too_little_text_is_said(tmp_path: Path) -> None:
+PARAGRAPHS = [f"{sentence(i)} {sentence(i + 1)}" for i in range(120)]
+
+
+def texts(folder: Path) -> dict[str, str]:
+    """The decoded tokens of each split, without EOS."""
+    manifest = Manifest.load(folder)
+    tokens = {name: Loader(folder, name, 1, shuffle=False) for name in manifest.splits}
+    decoder = manifest.load_tokenizer()
+    rows = {
+        name: [i for n in range(len(loader)) for i in loader.batch(n).x[0].tolist()] for name, loader in tokens.items()
+    }
+    return {name: decoder.decode(i for i in ids if i != manifest.eos_id) for name, ids in rows.items()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:400"])
+def test_one_file_is_split_inside(
+    tmp_path: Path, tokenizer: str, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = "\n\n".join(PARAGRAPHS)
+    (tmp_path / "my.txt").write_text(whole)
+    assert len(whole) < 65_536, "one document"
+    options = {"tokenizer": tokenizer, "length": 32, "valid_fraction": 0.1, "seed": seed}
+    made = prepare(str(tmp_path / "my.txt"), tmp_path / "out", **options)
+    assert made is not None
+    assert [split.documents for split in made.splits.values()] == [1, 1]
+    assert "too few documents" in capsys.readouterr().err
+    found = texts(tmp_path / "out")
+    assert whole.startswith(found["train"])
+    border = whole.index(found["valid"])
+    assert whole[border - 2 : border] == "\n\n"
+    assert len(found["train"]) <= border
+    assert 0.1 <= 1 - border / len(whole) < 0.12
+    assert prepare(str(tmp_path / "my.txt"), tmp_path / "out", **options) == made
+    prepare(f"text:{tmp_path}/my.txt", tmp_path / "again", **options)
+    assert contents(tmp_path / "again") == contents(tmp_path / "out")
+    assert not (tmp_path / ".out.partial").exists()
+
+
+def test_the_tokenizer_is_not_trained_on_the_tail(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("\n".join(PARAGRAPHS) + "\n" + "zqzqzq " * 100)
+    made = prepare(str(tmp_path / "my.txt"), tmp_path / "out", tokenizer="bpe:400", length=32)
+    assert made is not None
+    assert not any("zq" in token for token in made.load_tokenizer().core.get_vocab())
+
+
+@pytest.mark.parametrize("packing", ["pad", "single"])
+def test_documents_are_held_out_whole_where_a_sequence_is_a_document(tmp_path: Path, packing: str) -> None:
+    (tmp_path / "my.txt").write_text("one\ntwo\nthree\n")
+    options = {"packing": packing, "lines": True, "valid_fraction": 0.01}
+    made = prepare(str(tmp_path / "my.txt"), tmp_path / "out", tokenizer="bytes", length=8, **options)
+    assert made is not None
+    assert texts(tmp_path / "out") == {"train": "onetwo", "valid": "three"}
+
+
+def test_an_interrupted_split_inside_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my.txt").write_text("\n\n".join(PARAGRAPHS))
+    options = {"tokenizer": "bpe:400", "length": 32}
+    prepare(str(tmp_path / "my.txt"), tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rename", lambda *_: pytest.fail("stop"))
+        with pytest.raises(pytest.fail.Exception):
+            prepare(str(tmp_path / "my.txt"), tmp_path / "out", **options)
+    monkeypatch.setattr(shards, "encode", lambda *_: pytest.fail("encoded again"))
+    prepare(str(tmp_path / "my.txt"), tmp_path / "out", **options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_given_split_is_never_replaced(source: str, tmp_path: Path) -> None:
+    (tmp_path / "v.txt").write_text("short")
+    for options in ({"valid": str(tmp_path / "v.txt")}, {"holdout": 1}):
+        with pytest.raises(ValueError, match=r"valid split .* 256"):
+            prepare(source, tmp_path / "out", tokenizer="bytes", **options)
+
+
+NO_FCNTL = """
+import sys
+sys.modules["fcntl"] = None
+import esolm, esolm.data, esolm.model
+manifest = esolm.data.prepare(sys.argv[1], sys.argv[2], tokenizer="bytes", length=32)
+assert manifest.splits["valid"].sequences
+assert esolm.load
+"""
+
+
+def test_a_system_without_fcntl(source: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NO_FCNTL, source, str(tmp_path / "out")]
+    subprocess.run(command, check=True)
+    prepare(source, tmp_path / "again", tokenizer="bytes", length=32)
+    assert Manifest.load(tmp_path / "out").fingerprint == Manifest.load(tmp_path / "again").fingerprint
+
+
+def test_too_little_text_raises(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("short")
-    with pytest.raises(ValueError, match="no full sequence of 64 tokens: give more text, a shorter length"):
+    with pytest.raises(ValueError, match=r"a\.txt.* 64 .*--length"):
         prepare(f"text:{tmp_path}/a.txt", tmp_path / "out", tokenizer="bytes", length=64)
     assert not (tmp_path / "out").exists()
 
@@ -226,23 +322,21 @@ def test_too_little_text_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"holdout": 3, "valid": "pydocs"}, "holdout is 3, and the valid split is that of --valid pydocs: choose one"),
-        ({"holdout": 0}, "holdout is 0; it must be at least 1"),
-        ({"seed": 1, "valid": "pydocs"}, "choose the valid split, which is that of --valid pydocs: leave them out"),
-        ({"valid_fraction": 0.5, "holdout": 3}, "which is the last 3 documents: leave them out"),
-        ({"target_length": 8}, "are of the conditional packing"),
-        ({"packing": "pad", "separator": " "}, "are of the conditional packing"),
+        ({"holdout": 3, "valid": "pydocs"}, "holdout is 3.*--valid pydocs"),
+        ({"holdout": 0}, "holdout is 0"),
+        ({"seed": 1, "valid": "pydocs"}, "seed.*--valid pydocs"),
+        ({"valid_fraction": 0.5, "holdout": 3}, "valid_fraction.*the last 3 documents"),
+        ({"target_length": 8}, "target_length.*--packing conditional"),
+        ({"packing": "pad", "separator": " "}, "separator.*--packing conditional"),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(
-    source: str, tmp_path: Path, options: dict[str, object], message: str
-) -> None:
+def test_options_without_effect_raise(source: str, tmp_path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prepare(source, tmp_path / "out", tokenizer="bytes", length=16, **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_large_vocabulary_takes_wider_ids() -> None:
+def test_a_large_vocabulary_uses_wider_ids() -> None:
     assert [id_type(size).itemsize for size in (258, 65536, 65537)] == [2, 2, 4]
 
 
@@ -260,14 +354,14 @@ def _flip(path: Path) -> None:
     ("file", "damage", "verify", "message"),
     [
         ("train-00000.bin", Path.unlink, False, "train-00000.bin is missing"),
-        ("train-00000.bin", _cut, False, "train-00000.bin has .* bytes instead of .*: prepare"),
+        ("train-00000.bin", _cut, False, "train-00000.bin has .* bytes"),
         ("valid-00000.bin", _flip, True, "valid-00000.bin is damaged"),
         ("train-00000.count", _cut, False, "train-00000.count has"),
         ("train-00000.count", _flip, True, "train-00000.count is damaged"),
         ("manifest.json", Path.unlink, False, "manifest.json is missing"),
-        ("manifest.json", _cut, False, "manifest.json is damaged or foreign"),
-        ("manifest.json", lambda p: p.write_text('{"a": 1}'), False, "damaged or foreign"),
-        ("manifest.json", lambda p: p.write_text("[]"), False, "damaged or foreign"),
+        ("manifest.json", _cut, False, "manifest.json is damaged"),
+        ("manifest.json", lambda p: p.write_text('{"a": 1}'), False, "manifest.json is damaged"),
+        ("manifest.json", lambda p: p.write_text("[]"), False, "manifest.json is damaged"),
         (
             "manifest.json",
             lambda p: p.write_text(p.read_text().replace('"format": 1', '"format": 9')),
@@ -278,13 +372,15 @@ def _flip(path: Path) -> None:
             "manifest.json",
             lambda p: p.write_text(p.read_text().replace('"seed": 0', '"seed": 1')),
             False,
-            "was changed",
+            "fingerprint",
         ),
         ("tokenizer.json", Path.unlink, False, "no.* tokenizer"),
-        ("tokenizer.json", lambda p: tokenizer("bytes").core.save(str(p)), False, "is not the tokenizer of this data"),
+        ("tokenizer.json", lambda p: tokenizer("bytes").core.save(str(p)), False, "tokenizer.json"),
     ],
 )
-def test_damage_is_found(source: str, tmp_path: Path, file: str, damage, verify: bool, message: str) -> None:
+def test_damage_is_detected(
+    source: str, tmp_path: Path, file: str, damage: Callable[[Path], object], verify: bool, message: str
+) -> None:
     prepare(source, tmp_path / "out", tokenizer="bpe:270", length=32, packing="pad")
     Manifest.load(tmp_path / "out", verify=True)
     damage(tmp_path / "out" / file)
@@ -292,7 +388,7 @@ def test_damage_is_found(source: str, tmp_path: Path, file: str, damage, verify:
         Manifest.load(tmp_path / "out", verify)
 
 
-def test_a_folder_may_be_moved(source: str, tmp_path: Path) -> None:
+def test_a_folder_can_be_moved(source: str, tmp_path: Path) -> None:
     manifest = prepare(source, tmp_path / "out", tokenizer="bytes", length=32)
     shutil.move(tmp_path / "out", tmp_path / "moved")
     assert Manifest.load(tmp_path / "moved", verify=True).fingerprint == manifest.fingerprint

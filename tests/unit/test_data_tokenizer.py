@@ -43,7 +43,7 @@ def every(gpt2_folder: Path) -> list[Tokenizer]:
 
 @settings(max_examples=200)
 @given(text=st.text() | st.sampled_from(AWKWARD))
-def test_text_survives_the_round_trip_and_never_gives_a_special_id(every: list[Tokenizer], text: str) -> None:
+def test_round_trips_are_exact_and_give_no_special_id(every: list[Tokenizer], text: str) -> None:
     for t in every:
         ids = t.encode(text)
         assert t.decode(ids) == text, t.name
@@ -51,7 +51,7 @@ def test_text_survives_the_round_trip_and_never_gives_a_special_id(every: list[T
         assert all(0 <= i < t.vocab_size for i in ids)
 
 
-def test_a_batch_is_its_texts_one_by_one(every: list[Tokenizer]) -> None:
+def test_a_batch_equals_its_texts_one_by_one(every: list[Tokenizer]) -> None:
     for t in every:
         assert t.encode_batch(TEXTS + AWKWARD) == [t.encode(text) for text in TEXTS + AWKWARD]
 
@@ -63,13 +63,13 @@ def test_bytes_are_byte_values() -> None:
     assert t.decode([0xE4, 65]) == "\ufffdA"
 
 
-def test_masked_ids_show_as_asked() -> None:
+def test_the_mask_is_decoded_as_the_given_text() -> None:
     t = tokenizer("bytes")
     assert t.decode([65, t.mask_id, 66]) == "A_B"
     assert t.decode([65, t.mask_id, 66], mask="▁▁") == "A▁▁B"
 
 
-def test_bpe_has_its_size_and_the_mask_after_it() -> None:
+def test_bpe_has_its_size_and_the_mask_is_the_last_id() -> None:
     t = tokenizer("bpe:300", TEXTS)
     assert (t.vocab_size, t.mask_id, t.name) == (301, 300, "bpe:300")
     assert t.eos_id == t.bos_id != t.mask_id
@@ -88,8 +88,8 @@ def test_a_bad_size_is_named(spec: str) -> None:
         tokenizer(spec, TEXTS)
 
 
-def test_a_size_beyond_the_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="smaller size"):
+def test_a_size_too_large_for_the_text_names_the_largest() -> None:
+    with pytest.raises(ValueError, match=r"bpe:2\d\d "):
         tokenizer("bpe:5000", ["tiny"])
 
 
@@ -99,7 +99,7 @@ def test_gpt2_from_vocabulary_and_merges(gpt2_folder: Path) -> None:
     assert (t.eos_id, t.bos_id, t.mask_id, t.vocab_size) == (259, 259, 260, 261)
 
 
-def test_bert_has_a_mask_of_its_own_and_lower_cases(bert_folder: Path) -> None:
+def test_bert_has_its_own_mask_and_lower_cases(bert_folder: Path) -> None:
     t = tokenizer(f"bert-base-uncased:{bert_folder}")
     assert t.name == "bert-base-uncased"
     assert (t.mask_id, t.bos_id, t.eos_id, t.vocab_size) == (4, 2, 3, 12)
@@ -109,7 +109,7 @@ def test_bert_has_a_mask_of_its_own_and_lower_cases(bert_folder: Path) -> None:
     assert t.decode([5, 4, 8]) == "the _!"
 
 
-def test_saved_and_loaded_is_the_same(every: list[Tokenizer], bert_folder: Path, tmp_path: Path) -> None:
+def test_save_and_load_round_trip(every: list[Tokenizer], bert_folder: Path, tmp_path: Path) -> None:
     for i, t in enumerate([*every, tokenizer(str(bert_folder))]):
         folder = tmp_path / str(i)
         folder.mkdir()
@@ -130,19 +130,19 @@ def test_a_foreign_tokenizer_json_keeps_its_ids_and_declared_tokens(tmp_path: Pa
         assert (t.eos_id, t.mask_id, t.vocab_size) == (1, 3, 4)
 
 
-def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"no tokenizer 'gpt3'.*bpe:SIZE"):
+def test_errors_name_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"'gpt3'.*bpe:SIZE"):
         tokenizer("gpt3")
-    with pytest.raises(ValueError, match="no such file or folder"):
+    with pytest.raises(ValueError, match="nowhere"):
         tokenizer(f"gpt2:{tmp_path / 'nowhere'}")
     with pytest.raises(ValueError, match=r"needs tokenizer\.json"):
         tokenizer(str(tmp_path))
-    with pytest.raises(ValueError, match="give `texts`"):
+    with pytest.raises(ValueError, match=r"bpe:300.*`texts`"):
         tokenizer("bpe:300")
-    with pytest.raises(ValueError, match="no saved tokenizer"):
+    with pytest.raises(ValueError, match=r"tokenizer_ids\.json"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"not a tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
         tokenizer(str(tmp_path))
 
     class Offline:
@@ -156,7 +156,7 @@ def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         tokenizer("gpt2")
 
 
-@pytest.mark.skipif("ESOLM_TEST_TOKENIZERS" not in os.environ, reason="the real vocabularies are not at hand")
+@pytest.mark.skipif("ESOLM_TEST_TOKENIZERS" not in os.environ, reason="ESOLM_TEST_TOKENIZERS is not set")
 def test_the_real_vocabularies() -> None:
     folder = Path(os.environ["ESOLM_TEST_TOKENIZERS"])
     gpt2 = tokenizer(f"gpt2:{folder / 'gpt2'}")

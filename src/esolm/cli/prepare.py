@@ -10,13 +10,18 @@ from .parsing import parse, parser
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    about = "Turn a corpus into memory-mapped token shards with a manifest. Run the same command again to resume."
+    about = (
+        "Turn text files or another corpus into memory-mapped token shards with a manifest. Run the same command again "
+        "to resume."
+    )
     made = parser("prepare CORPUS FOLDER", about)
-    made.add_function_arguments(data.prepare, as_positional=True)
+    made.add_class_arguments(data.PrepareOptions, as_positional=True)
     options = parse(made, argv)
     manifest = data.prepare(**options)
     if manifest is None:
-        print(f"part {options['part']} is encoded; when all are, the same command without --part joins them")
+        print(
+            f"part {options['part']} is encoded; when all parts are, run the same command without --part to join them"
+        )
         return 0
     for name, split in manifest.splits.items():
         print(f"{name}: {split.sequences:,} sequences of {manifest.length}, {split.tokens:,} tokens")

@@ -1,8 +1,15 @@
-"""Corpora to token shards, and batches from them."""
+"""Corpora, tokenizers, token shards and the loader.
 
-from .corpora import Corpus, Document, corpus
+This package reads documents from files, the Python documentation or the Hugging Face hub, splits and encodes them,
+packs them into memory-mapped shards with a manifest (`prepare`), and serves batches from these (`Loader`). It imports
+only `core` and `runtime`.
+"""
+
+from .corpora import Corpus, corpus
+from .documents import Document
 from .loader import Batch, Loader
 from .manifest import Manifest, Shard, Split
+from .options import PrepareOptions
 from .prepare import prepare
 from .tokenizer import Tokenizer, tokenizer
 
@@ -12,6 +19,7 @@ __all__ = [
     "Document",
     "Loader",
     "Manifest",
+    "PrepareOptions",
     "Shard",
     "Split",
     "Tokenizer",

@@ -1,7 +1,7 @@
 """Undo the spacing of tokenised corpora, by the rules of Lou et al. (2024) and Sahoo et al. (2024).
 
-Numbers on LM1B, WikiText, PTB and LAMBADA compare only if these rules are the same, oddities included: each
-detokenizer is an ordered list of replacements, of plain text or of a pattern.
+Results on LM1B, WikiText, PTB and LAMBADA are comparable only under the same rules, including their oddities. Each
+detokenizer is an ordered list of replacements of a string or a pattern.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ RULES = {"lm1b": _LM1B, "wikitext": _WIKITEXT, "ptb": _PTB, "lambada": _LAMBADA}
 
 
 def detokenize(text: str, name: str | None) -> str:
-    """The text as it was written, by the rules called `name`; unchanged for None."""
+    """Apply the rules called `name`; None leaves the text unchanged."""
     if name is None:
         return text
     for old, new in RULES[name]:
@@ -75,7 +75,7 @@ def detokenize(text: str, name: str | None) -> str:
 
 
 def known(name: str | None) -> str | None:
-    """The name, if there are rules of that name."""
+    """Return the name of a detokenizer or None; raise ValueError for an unknown one."""
     if name is not None and name not in RULES:
         raise ValueError(f"no detokenizer {name!r}: choose one of {', '.join(RULES)}, or none")
     return name

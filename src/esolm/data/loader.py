@@ -1,6 +1,6 @@
-"""Batches as a pure function of the step: nothing to save, nothing to restore.
+"""Batches as a pure function of the step, so that the loader has no state to save.
 
-Shapes: B rows here, L length, n sequences of the split.
+Shapes: B rows, L length, n sequences in the split.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .permutation import permute
 
 
 class Loader:
-    """The sequences of a split in a random order for each epoch, or in their own.
+    """The sequences of a split, shuffled anew in each epoch or in file order.
 
-    Example g = step·batch_size + row belongs to epoch g // n and has place g mod n in the epoch's permutation, so that
-    every sequence comes once in every epoch, whatever the batch size, and micro-batches and ranks tile a batch.
+    Example g = step·batch_size + row is number g mod n in the permutation of epoch g // n. So every sequence occurs
+    once per epoch for any batch size, and micro-batches and ranks tile a batch.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Loader:
         return self._split.sequences
 
     def __len__(self) -> int:
-        """Batches in one pass; without shuffling a last partial one counts."""
+        """The number of batches per epoch; without shuffling this includes an incomplete last one."""
         if self.shuffle:
             return max(1, self.sequences // self.batch_size)
         return -(-self.sequences // self.batch_size)
 
     def batch(self, step: int, first: int = 0, count: int | None = None) -> Batch:
-        """Rows first … first + count of the global batch `step`; all that follow `first`, for count None."""
+        """Return `count` rows of the global batch `step`, starting at row `first`; count None: all remaining rows."""
         last = self.batch_size if count is None else first + count
         if step < 0 or not 0 <= first <= last <= self.batch_size:
             raise ValueError(
@@ -66,7 +66,7 @@ class Loader:
         return self.manifest.splits[self.split]
 
     def _places(self, examples: np.ndarray) -> np.ndarray:
-        """Which sequence each global example is, int64 [B]."""
+        """The sequence number of each global example, int64 [B]."""
         n = self.sequences
         if not self.shuffle:
             return examples[examples < n]
@@ -79,7 +79,7 @@ class Loader:
 
     @cached_property
     def _maps(self) -> list[tuple[np.ndarray, np.ndarray | None]]:
-        """The shards, mapped and not read."""
+        """The memory-mapped shards."""
         folder, length = self.manifest.folder, self.manifest.length
         return [
             (
@@ -90,7 +90,7 @@ class Loader:
         ]
 
     def _rows(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """The rows int64 [B, L] and counts int64 [B] at the given places of the split."""
+        """The rows, int64 [B, L], and counts, int64 [B], of the given sequence numbers."""
         starts = np.cumsum([0, *(s.sequences for s in self._split.shards)])
         shard = np.searchsorted(starts, places, side="right") - 1
         rows = np.empty((len(places), self.manifest.length), np.int64)

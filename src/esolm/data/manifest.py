@@ -1,7 +1,7 @@
-"""What a folder of prepared data holds: `manifest.json`, the tokenizer, and shards of rows of ids.
+"""The manifest of a folder of prepared data, which contains `manifest.json`, the tokenizer and the shards.
 
-A shard `train-00000.bin` is flat little-endian uint16 (uint32 from 65,537 ids on), row after row. Beside it, for the
-packings `pad` and `conditional`, `train-00000.count` has one uint32 for each row.
+A shard `train-00000.bin` is flat little-endian uint16 (uint32 above 65,536 ids), row after row. For the packings `pad`
+and `conditional`, `train-00000.count` contains one uint32 per row.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from . import files
 from .tokenizer import Tokenizer
 
 FORMAT = 1
@@ -28,30 +29,30 @@ class Shard:
     file: str
     sequences: int
     sha256: str
-    count_sha256: str | None = None  # of the file of counts, where there is one
+    count_sha256: str | None = None  # of the count file, if there is one
 
     @property
     def count_file(self) -> str:
-        """The name of the file of counts."""
+        """The name of the count file."""
         return Path(self.file).with_suffix(".count").name
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split: what went in and what is in its rows."""
+    """The totals and the shards of one split."""
 
     documents: int
     skipped: int  # documents that could not be packed
     sequences: int
-    tokens: int  # to be scored: valid and not given
-    dropped: int  # tokens cut off by the packing
+    tokens: int  # scored tokens: valid and not given
+    dropped: int  # tokens that the packing cut off
     bytes: int  # UTF-8 bytes of the scored text, for bits per byte
     shards: tuple[Shard, ...]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A folder of prepared data, described."""
+    """The description of a folder of prepared data."""
 
     corpus: str
     tokenizer: str
@@ -63,18 +64,18 @@ class Manifest:
     length: int
     packing: str
     splits: dict[str, Split]
-    request: dict[str, Any]  # what was asked for; the same request gives the same folder
+    request: dict[str, Any]  # inputs and options; the same request gives the same folder
     format: int = FORMAT
     folder: Path = field(default=Path(), compare=False)
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of the ids in the shards."""
+        """The NumPy type of the ids in the shards."""
         return id_type(self.vocab_size)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all of it, the hashes of the shards included."""
+        """A hash of the manifest, which includes the hashes of the shards."""
         return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()
 
     def _content(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class Manifest:
         return content
 
     def load_tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the ids."""
+        """Load the tokenizer of the data."""
         return Tokenizer.load(self.folder)
 
     def save(self, folder: Path) -> None:
@@ -93,21 +94,21 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: str | Path, verify: bool = False) -> Manifest:
-        """Read and check a folder: the sizes of its files always, their hashes if `verify`."""
+        """Load the manifest of a folder and check the sizes of its files, and their hashes if `verify`."""
         folder = Path(folder)
         path = folder / FILE
         if not path.is_file():
             raise ValueError(
-                f"no prepared data in {folder}: {FILE} is missing; `esolm prepare CORPUS {folder}` makes it"
+                f"no prepared data in {folder}: {FILE} is missing; create it with `esolm prepare CORPUS {folder}`"
             )
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             fingerprint, version = content.pop("fingerprint"), content["format"]
             if version != FORMAT:
-                raise ValueError(f"{path} has format {version}, this version reads {FORMAT}: {_AGAIN}")
+                raise ValueError(f"{path} has format {version}, this version of esolm reads format {FORMAT}: {_AGAIN}")
             manifest = cls(**{**content, "splits": _splits(content["splits"])}, folder=folder)
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is damaged or foreign ({error!r}): {_AGAIN}") from error
+            raise ValueError(f"{path} is damaged or not a manifest ({error!r}): {_AGAIN}") from error
         if manifest.fingerprint != fingerprint:
             raise ValueError(f"{path} was changed: its fingerprint does not match; {_AGAIN}")
         manifest._check(verify)
@@ -125,7 +126,7 @@ class Manifest:
 
 
 def id_type(vocab_size: int) -> np.dtype:
-    """The smallest type that holds every id, little-endian."""
+    """Return the smallest little-endian type for the ids of a vocabulary."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -140,11 +141,6 @@ def _check_file(path: Path, size: int, sha256: str | None) -> None:
     if not path.is_file():
         raise ValueError(f"{path} is missing: {_AGAIN}")
     if path.stat().st_size != size:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes instead of {size}, it is damaged: {_AGAIN}")
-    if sha256 is not None:
-        with path.open("rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
-        if digest.hexdigest() != sha256:
-            raise ValueError(f"{path} is damaged: its sha256 does not match the manifest; {_AGAIN}")
+        raise ValueError(f"{path} has {path.stat().st_size} bytes instead of {size}: {_AGAIN}")
+    if sha256 is not None and files.sha256(path) != sha256:
+        raise ValueError(f"{path} is damaged: its sha256 does not match the manifest; {_AGAIN}")

@@ -1,6 +1,6 @@
-"""Documents to rows of equal length.
+"""Packing documents into rows of equal length.
 
-Shapes: R rows, L length. A packing is a generator over chunks that keeps at most one row between two of them.
+Shapes: R rows, L length. A packing is a generator over chunks that carries at most one row from chunk to chunk.
 """
 
 from __future__ import annotations
@@ -12,40 +12,44 @@ from typing import NamedTuple
 import numpy as np
 
 PACKINGS = ("wrap", "cls", "pad", "single", "conditional")
+CONTINUOUS = ("wrap", "cls")  # rows are cut from one stream; in the others a row is a document
 
 
 class Chunk(NamedTuple):
-    """Some encoded documents: the ids of all, prompt before text, and per document what is whose."""
+    """Encoded documents: their ids, each prompt before its text, and the number of tokens and bytes of each."""
 
     ids: np.ndarray  # [tokens]
-    texts: np.ndarray  # [documents] tokens of the text
-    prompts: np.ndarray  # [documents] tokens of the prompt
-    sizes: np.ndarray  # [documents] UTF-8 bytes of the text
+    texts: np.ndarray  # [documents] tokens in the text
+    prompts: np.ndarray  # [documents] tokens in the prompt
+    sizes: np.ndarray  # [documents] UTF-8 bytes in the text
 
 
-class Rows(NamedTuple):
-    """Packed rows and, for `pad` the valid, for `conditional` the given tokens at the head of each."""
+class PackedRows(NamedTuple):
+    """PackedRows and, per row, the number of leading tokens that are valid (`pad`) or given (`conditional`)."""
 
     tokens: np.ndarray  # [R, L]
     counts: np.ndarray | None = None  # [R]
 
 
 @dataclass
-class Tally:
-    """What became of the documents of a split."""
+class PackingTotals:
+    """Totals over the documents of a split, updated while packing."""
 
     documents: int = 0
     skipped: int = 0  # documents that could not be packed
-    tokens: int = 0  # in the rows, to be scored
-    dropped: int = 0  # tokens cut off
-    bytes: float = 0  # of the text in the rows
+    tokens: int = 0  # scored tokens in the rows
+    dropped: int = 0  # tokens that were cut off
+    bytes: float = 0  # UTF-8 bytes of the text in the rows
 
 
-Packing = Callable[[Iterable[Chunk], Tally], Iterator[Rows]]
+Packing = Callable[[Iterable[Chunk], PackingTotals], Iterator[PackedRows]]
 
 
 def packing(name: str, length: int, eos_id: int | None, bos_id: int | None, target_length: int) -> Packing:
-    """The packing of that name."""
+    """Return the packing called `name`.
+
+    target_length: tokens reserved for a target and its EOS in the conditional packing.
+    """
     if name not in PACKINGS:
         raise ValueError(f"no packing {name!r}: choose one of {', '.join(PACKINGS)}")
     if length < 4:
@@ -53,67 +57,71 @@ def packing(name: str, length: int, eos_id: int | None, bos_id: int | None, targ
     if name == "conditional" and not 1 < target_length <= length:
         raise ValueError(f"target_length is {target_length}: it must be at least 2 and at most length, {length}")
     if eos_id is None or bos_id is None:
-        raise ValueError(f"packing {name!r} needs an end of text, which this tokenizer lacks: choose another")
+        raise ValueError(
+            f"packing {name!r} needs an EOS token, which this tokenizer does not have: choose another tokenizer"
+        )
     if name == "wrap":
-        return lambda chunks, tally: wrap(chunks, tally, length, eos_id)
+        return lambda chunks, totals: wrap(chunks, totals, length, eos_id)
     if name == "cls":
-        return lambda chunks, tally: cls(chunks, tally, length, bos_id)
+        return lambda chunks, totals: cls(chunks, totals, length, bos_id)
     if name == "pad":
-        return lambda chunks, tally: pad(chunks, tally, length, eos_id)
+        return lambda chunks, totals: pad(chunks, totals, length, eos_id)
     if name == "single":
-        return lambda chunks, tally: single(chunks, tally, length, eos_id)
-    return lambda chunks, tally: conditional(chunks, tally, length, eos_id, length - target_length)
+        return lambda chunks, totals: single(chunks, totals, length, eos_id)
+    return lambda chunks, totals: conditional(chunks, totals, length, eos_id, length - target_length)
 
 
-def wrap(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int) -> Iterator[Rows]:
-    """All documents as one stream, each ended by EOS, cut into rows; a last row that is not full is dropped."""
+def wrap(chunks: Iterable[Chunk], totals: PackingTotals, length: int, eos: int) -> Iterator[PackedRows]:
+    """Join all documents, each followed by EOS, and cut the stream into rows; drop an incomplete last row."""
     left, kept, size = np.empty(0, np.int64), 0, 0
     for chunk in chunks:
-        tally.documents += len(chunk.texts)
+        totals.documents += len(chunk.texts)
         size += int(chunk.sizes.sum())
         stream = np.concatenate([left, np.insert(chunk.ids, np.cumsum(chunk.texts), eos)])
         full = len(stream) // length * length
         kept += full
         left = stream[full:]
-        tally.tokens += full
-        yield Rows(stream[:full].reshape(-1, length))
-    tally.dropped = len(left)
-    tally.bytes = size * kept / max(kept + len(left), 1)
+        totals.tokens += full
+        yield PackedRows(stream[:full].reshape(-1, length))
+    totals.dropped = len(left)
+    totals.bytes = size * kept / max(kept + len(left), 1)
 
 
-def cls(chunks: Iterable[Chunk], tally: Tally, length: int, bos: int) -> Iterator[Rows]:
-    """As `wrap` with [CLS] for EOS, and [CLS] again as the first and the last token of every row."""
-    for rows in wrap(chunks, tally, length - 2, bos):
-        tally.tokens += 2 * len(rows.tokens)
-        yield Rows(np.pad(rows.tokens, ((0, 0), (1, 1)), constant_values=bos))
+def cls(chunks: Iterable[Chunk], totals: PackingTotals, length: int, bos: int) -> Iterator[PackedRows]:
+    """Pack as `wrap` with [CLS] instead of EOS, and add [CLS] at the start and end of every row."""
+    for rows in wrap(chunks, totals, length - 2, bos):
+        totals.tokens += 2 * len(rows.tokens)
+        yield PackedRows(np.pad(rows.tokens, ((0, 0), (1, 1)), constant_values=bos))
 
 
-def pad(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int) -> Iterator[Rows]:
-    """A document a row, ended by EOS and filled up; one too long is cut, and then has no EOS."""
+def pad(chunks: Iterable[Chunk], totals: PackingTotals, length: int, eos: int) -> Iterator[PackedRows]:
+    """Put one document and EOS in each row and pad; a document that is too long is truncated and has no EOS."""
     for chunk in chunks:
         tokens = np.full((len(chunk.texts), length), eos, np.int64)
         counts = np.minimum(chunk.texts + 1, length)
         for row, ids in zip(tokens, np.split(chunk.ids, np.cumsum(chunk.texts)[:-1])):
             row[: len(ids)] = ids[:length]
         cut = (chunk.texts + 1 - counts).astype(np.int64)
-        tally.documents += len(tokens)
-        tally.tokens += int(counts.sum())
-        tally.dropped += int(cut.sum())
-        tally.bytes += float((chunk.sizes * (counts / (chunk.texts + 1))).sum())
-        yield Rows(tokens, counts)
+        totals.documents += len(tokens)
+        totals.tokens += int(counts.sum())
+        totals.dropped += int(cut.sum())
+        totals.bytes += float((chunk.sizes * (counts / (chunk.texts + 1))).sum())
+        yield PackedRows(tokens, counts)
 
 
-def single(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int) -> Iterator[Rows]:
-    """A document a row, then EOS to the end, all scored, so that samples end themselves: a target without a prompt."""
-    for rows in conditional(chunks, tally, length, eos, 0):
-        yield Rows(rows.tokens)
+def single(chunks: Iterable[Chunk], totals: PackingTotals, length: int, eos: int) -> Iterator[PackedRows]:
+    """Put one document in each row, then EOS to the end, all scored, so that a model learns where texts end."""
+    for rows in conditional(chunks, totals, length, eos, 0):
+        yield PackedRows(rows.tokens)
 
 
-def conditional(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int, prompt_length: int) -> Iterator[Rows]:
-    """A prompt and its target a row: the prompt's last `prompt_length` tokens, then the target, then EOS to the end.
+def conditional(
+    chunks: Iterable[Chunk], totals: PackingTotals, length: int, eos: int, prompt_length: int
+) -> Iterator[PackedRows]:
+    """Put the last `prompt_length` tokens of a prompt, its target, and EOS to the end in each row.
 
     How much of a prompt is kept does not depend on its target, which is unknown when sampling. A target that does not
-    fit with one EOS is skipped, because a cut one would teach a false end.
+    fit with one EOS is skipped, because a truncated one would teach a wrong end.
     """
     for chunk in chunks:
         rows, given = [], []
@@ -121,15 +129,15 @@ def conditional(chunks: Iterable[Chunk], tally: Tally, length: int, eos: int, pr
         for end, text, prompt, size in zip(ends, chunk.texts, chunk.prompts, chunk.sizes):
             start = end - text
             kept = min(prompt, prompt_length)
-            tally.documents += 1
-            tally.dropped += int(prompt - kept)
+            totals.documents += 1
+            totals.dropped += int(prompt - kept)
             if kept + text + 1 > length:
-                tally.skipped += 1
+                totals.skipped += 1
                 continue
             row = np.full(length, eos, np.int64)
             row[: kept + text] = chunk.ids[start - kept : end]
             rows.append(row)
             given.append(kept)
-            tally.tokens += int(length - kept)
-            tally.bytes += int(size)
-        yield Rows(np.array(rows, np.int64).reshape(-1, length), np.array(given, np.int64))
+            totals.tokens += int(length - kept)
+            totals.bytes += int(size)
+        yield PackedRows(np.array(rows, np.int64).reshape(-1, length), np.array(given, np.int64))

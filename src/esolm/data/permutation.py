@@ -1,6 +1,6 @@
-"""A keyed random permutation of 0 … n-1 that needs no memory: a Feistel network with cycle walking.
+"""A keyed random permutation of 0 … n-1 in constant memory: a Feistel network with cycle walking.
 
-A Feistel network permutes 0 … 4^k - 1; walking on from a value beyond n until one below it comes permutes 0 … n-1.
+A Feistel network permutes 0 … 4^k - 1. Applying it again to values of n or more until all are below n permutes 0 … n-1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _ROUNDS = 8
 
 
 def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Where each index goes: int64 [...] in 0 … n-1 -> int64 [...], one to one."""
+    """Return the image of each index under the permutation: int64 [...] in 0 … n-1 -> int64 [...]."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     keys = [np.uint64(fold(key, i)) for i in range(_ROUNDS)]
     value = _feistel(index.astype(np.uint64), half, keys)

@@ -1,4 +1,4 @@
-"""The corpus that every machine has: the running Python's own documentation, read with `ast`, nothing imported."""
+"""The documentation of the running Python as a corpus that needs no download, read with `ast` without imports."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from functools import cache
 from pathlib import Path
 
 _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "idlelib", "lib2to3", "turtledemo"}
-_SHORTEST = 80  # characters; below it a docstring says little more than the name
+_SHORTEST = 80  # characters; shorter docstrings add little to the name
 
 
 def name() -> str:
-    """The corpus's name: a number on it belongs to one version of Python."""
+    """The name of the corpus, with the Python version: results are comparable only within one version."""
     return f"pydocs-{platform.python_version()}"
 
 
 @cache
 def files() -> tuple[tuple[str, Path], ...]:
-    """The sources of the standard library, by name, in a fixed order."""
+    """The source files of the standard library with their relative names, sorted."""
     root = Path(sysconfig.get_path("stdlib"))
     found = {p.relative_to(root): p for p in root.rglob("*.py")}
     chosen = {r.as_posix(): p for r, p in found.items() if not _SKIPPED & set(r.parts)}
     if not chosen:
-        raise ValueError(f"no sources of the standard library in {root}: give a corpus of your own as text:PATH")
+        raise ValueError(
+            f"no source files of the standard library in {root}: give another corpus, for example a text file"
+        )
     return tuple(sorted(chosen.items()))
 
 
 @cache
 def sha256() -> str:
-    """A hash of all files that are read."""
+    """A hash of all source files."""
     digest = hashlib.sha256()
     for file, path in files():
         digest.update(file.encode() + b"\0" + path.read_bytes())
@@ -42,7 +44,7 @@ def sha256() -> str:
 
 @cache
 def documents() -> tuple[str, ...]:
-    """One document for each topic of the language reference and for each module with docstrings."""
+    """One document per topic of the language reference and per module with docstrings."""
     return tuple(text for file, path in files() for text in _documents(file, path))
 
 
@@ -65,7 +67,7 @@ def _topics(tree: ast.Module) -> Iterator[str]:
 
 
 def _docstrings(node: ast.AST, qualified: str) -> Iterator[str]:
-    """The docstrings of a module, class or function and of all inside it, each under its name and arguments."""
+    """Yield the docstrings of a node and of the classes and functions inside it, each under its name and arguments."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "")
         if len(text) >= _SHORTEST:

@@ -1,4 +1,4 @@
-"""Writing: encoded chunks, which an interrupted preparation finds again, and the shards made of them."""
+"""Writing encoded chunks, from which an interrupted run resumes, and the shards packed from them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from .corpora import Document
 from .detokenize import detokenize
+from .documents import Document
 from .manifest import Shard, Split
-from .packing import Chunk, Packing, Rows, Tally
+from .packing import Chunk, PackedRows, Packing, PackingTotals
 from .tokenizer import Tokenizer
 
-_SHARD = 1 << 26  # tokens
+_SHARD = 1 << 26  # tokens per shard, at least
 
 
 class _Hash(Protocol):
@@ -25,7 +25,7 @@ class _Hash(Protocol):
 
 
 def encode(tokenizer: Tokenizer, detokenizer: str | None, separator: str, documents: Sequence[Document]) -> Chunk:
-    """The documents as ids; a prompt ends in the separator."""
+    """Encode documents; the separator is appended to each prompt."""
     texts = [detokenize(d.text, detokenizer) for d in documents]
     prompts = ["" if d.prompt is None else detokenize(d.prompt, detokenizer) + separator for d in documents]
     ids, heads = tokenizer.encode_batch(texts), tokenizer.encode_batch(prompts)
@@ -39,7 +39,7 @@ def encode(tokenizer: Tokenizer, detokenizer: str | None, separator: str, docume
 
 
 def save_chunk(path: Path, chunk: Chunk) -> None:
-    """Write a chunk; a file of that name is complete."""
+    """Write a chunk atomically."""
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         np.savez(file, **chunk._asdict())
@@ -47,7 +47,7 @@ def save_chunk(path: Path, chunk: Chunk) -> None:
 
 
 def load_chunks(paths: Iterable[Path]) -> Iterator[Chunk]:
-    """Chunks, one at a time."""
+    """Load chunks one at a time; raise ValueError for a damaged file."""
     for path in paths:
         try:
             with np.load(path) as arrays:
@@ -61,27 +61,27 @@ def load_chunks(paths: Iterable[Path]) -> Iterator[Chunk]:
 
 def write_split(folder: Path, name: str, chunks: Iterable[Chunk], packing: Packing, dtype: np.dtype) -> Split:
     """Pack the chunks of a split and write its shards."""
-    tally = Tally()
+    totals = PackingTotals()
     shards: list[Shard] = []
-    rows = (rows for rows in packing(chunks, tally) if len(rows.tokens))
+    rows = (rows for rows in packing(chunks, totals) if len(rows.tokens))
     for first in rows:
         shards.append(_write_shard(folder, f"{name}-{len(shards):05d}.bin", first, rows, dtype))
     return Split(
-        documents=tally.documents,
-        skipped=tally.skipped,
+        documents=totals.documents,
+        skipped=totals.skipped,
         sequences=sum(shard.sequences for shard in shards),
-        tokens=tally.tokens,
-        dropped=tally.dropped,
-        bytes=round(tally.bytes),
+        tokens=totals.tokens,
+        dropped=totals.dropped,
+        bytes=round(totals.bytes),
         shards=tuple(shards),
     )
 
 
-def _write_shard(folder: Path, name: str, first: Rows, rest: Iterator[Rows], dtype: np.dtype) -> Shard:
-    """One shard of whole blocks of rows, begun with `first` and closed when it is large enough."""
+def _write_shard(folder: Path, name: str, first: PackedRows, rest: Iterator[PackedRows], dtype: np.dtype) -> Shard:
+    """Write one shard: the block `first`, then whole blocks of `rest` until it has _SHARD tokens."""
     shard = Shard(name, 0, "")
     tokens, counts, sequences = hashlib.sha256(), hashlib.sha256(), 0
-    rows: Rows | None = first
+    rows: PackedRows | None = first
     with (folder / name).open("wb") as file:
         heads = None if first.counts is None else (folder / shard.count_file).open("wb")
         while rows is not None:

@@ -1,6 +1,7 @@
-"""Text to ids and back, with the mask id that the tokenizer itself may lack.
+"""Tokenizers with a mask token, which is added if the original has none.
 
-The text of a special token inside a document is ordinary text: only the packing writes EOS, only noise the mask.
+The spelling of a special token inside a document is encoded as ordinary text: EOS comes only from the packing, the mask
+only from the noise.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
+from .documents import TooLittleText
+
 EOS, MASK = "<|endoftext|>", "<|mask|>"
 _MASKS = (MASK, "[MASK]", "<mask>")
 _ENDS = (EOS, "</s>", "[SEP]", "<eos>", "[EOS]", "<|end_of_text|>")
@@ -23,7 +26,7 @@ SPECS = "bytes, bpe:SIZE, gpt2, bert-base-uncased, NAME:PATH, or the path of a t
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` and the ids of its mask, end and beginning of text."""
+    """A `tokenizers.Tokenizer` and the ids of its mask, EOS and BOS tokens."""
 
     def __init__(
         self,
@@ -38,29 +41,29 @@ class Tokenizer:
         core.no_truncation()
         self.core, self.name = core, name
         self.mask_id, self.eos_id, self.bos_id = mask_id, eos_id, bos_id
-        # The mask included; a vocabulary may have holes, so the largest id counts.
+        # Includes the mask. From the largest id, because a vocabulary may have gaps.
         self.vocab_size = max(core.get_vocab().values()) + 1
 
     @property
     def sha256(self) -> str:
-        """A hash of all that decides the ids of a text."""
+        """A hash of everything that determines the ids of a text."""
         return hashlib.sha256(self.core.to_str().encode()).hexdigest()
 
     @functools.cached_property
     def spaced(self) -> bool:
-        """Whether a word's token begins with the space before the word, as in GPT-2's vocabulary."""
+        """Whether tokens include the space before a word, as in GPT-2's vocabulary."""
         return any(len(piece) > 1 and piece[0] in "\u0120\u2581" for piece in self.core.get_vocab())
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; no special token is added."""
+        """Encode a text without adding special tokens."""
         return self.core.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, on all cores (one, if TOKENIZERS_PARALLELISM=false)."""
+        """Encode several texts on all cores (on one if TOKENIZERS_PARALLELISM=false)."""
         return [e.ids for e in self.core.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], mask: str = "_") -> str:
-        """The text of ids, with `mask` where a token is masked; bytes that are not UTF-8 become U+FFFD."""
+        """Decode ids, with `mask` for each mask token; bytes that are not UTF-8 become U+FFFD."""
         ids = [int(i) for i in ids]
         text = self.core.decode(ids, skip_special_tokens=False)
         token = self.core.id_to_token(self.mask_id)
@@ -75,7 +78,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """What `save` wrote."""
+        """Load a tokenizer that `save` wrote."""
         folder = Path(folder)
         try:
             ids = json.loads((folder / "tokenizer_ids.json").read_text(encoding="utf-8"))
@@ -87,13 +90,13 @@ class Tokenizer:
 
 
 def tokenizer(spec: str, texts: Iterable[str] | None = None) -> Tokenizer:
-    """The tokenizer that a spec names; `bpe:SIZE` is trained on `texts`, which are read once as a stream."""
+    """Return the tokenizer that a spec names; `bpe:SIZE` is trained on `texts`, which are read once."""
     kind, _, rest = spec.partition(":")
     if spec == "bytes":
         return _with_ids(_bytes(), spec)
     if kind == "bpe":
         if texts is None:
-            raise ValueError(f"tokenizer {spec!r} is trained on text: give `texts`, or load a saved one by its folder")
+            raise ValueError(f"tokenizer {spec!r} is trained on text: give `texts`, or the folder of a saved tokenizer")
         return _with_ids(_train_bpe(_bpe_size(spec), texts), spec)
     if Path(spec).exists():
         return _from_path(Path(spec), Path(spec).resolve().name)
@@ -107,7 +110,7 @@ def tokenizer(spec: str, texts: Iterable[str] | None = None) -> Tokenizer:
 
 
 def from_json(text: str, name: str, declared: dict[str, str] | None = None) -> Tokenizer:
-    """The tokenizer of the text of a tokenizer.json; declared: its `mask_token` and so on, where they are known."""
+    """Build a tokenizer from the content of a tokenizer.json; `declared` maps `mask_token` and others to their text."""
     try:
         return _with_ids(tokenizers.Tokenizer.from_str(text), name, declared)
     except Exception as error:  # the library raises a bare Exception
@@ -115,12 +118,12 @@ def from_json(text: str, name: str, declared: dict[str, str] | None = None) -> T
 
 
 def trained(spec: str) -> bool:
-    """Whether the tokenizer of a spec has to be trained on the corpus."""
+    """Whether the tokenizer of a spec is trained on the corpus."""
     return spec.startswith("bpe:")
 
 
 def _with_ids(core: tokenizers.Tokenizer, name: str, declared: dict[str, str] | None = None) -> Tokenizer:
-    """Find the special ids by their usual spellings, and append a mask where there is none."""
+    """Look up the special ids by their usual spellings, and append a mask token if there is none."""
     declared = declared or {}
 
     def find(role: str, spellings: Sequence[str]) -> int | None:
@@ -144,7 +147,7 @@ def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:
 
 
 def _bytes() -> tokenizers.Tokenizer:
-    """Byte b is id b: a byte-level BPE without merges, whose alphabet spells the unprintable bytes from U+0100 on."""
+    """Byte b is id b: a byte-level BPE without merges, whose alphabet maps unprintable bytes to U+0100 and above."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [b for b in range(256) if b not in printable]
     vocabulary = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -166,9 +169,8 @@ def _train_bpe(size: int, texts: Iterable[str]) -> tokenizers.Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False)
     core.train_from_iterator(texts, trainer)
     if core.get_vocab_size() < size:
-        raise ValueError(
-            f"tokenizer 'bpe:{size}': the text gives only {core.get_vocab_size()} entries; choose a smaller size"
-        )
+        most = core.get_vocab_size()
+        raise TooLittleText(f"tokenizer 'bpe:{size}': the text gives only {most} entries; use bpe:{most} or smaller")
     return core
 
 
@@ -180,7 +182,7 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 
 
 def _from_path(path: Path, name: str) -> Tokenizer:
-    """A tokenizer.json, vocab.json + merges.txt, or vocab.txt: in a folder, or the file itself."""
+    """Load tokenizer.json, vocab.json with merges.txt, or vocab.txt, from a folder or as the file itself."""
     folder = path if path.is_dir() else path.parent
     found = {p.name for p in folder.iterdir()} if path.is_dir() else {path.name}
     if "tokenizer_ids.json" in found:
@@ -200,7 +202,7 @@ def _from_path(path: Path, name: str) -> Tokenizer:
 
 
 def _declared(folder: Path) -> dict[str, str]:
-    """The special tokens that a tokenizer_config.json beside it names."""
+    """Return the special tokens named by a tokenizer_config.json in the folder."""
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     tokens = {role: config.get(role) for role in ("mask_token", "eos_token", "bos_token")}
@@ -208,7 +210,7 @@ def _declared(folder: Path) -> dict[str, str]:
 
 
 def _word_piece(vocab: Path) -> tokenizers.Tokenizer:
-    """BERT's tokenizer, lower-casing."""
+    """BERT's lower-casing WordPiece tokenizer."""
     core = tokenizers.Tokenizer(models.WordPiece.from_file(str(vocab), unk_token="[UNK]"))
     core.normalizer = normalizers.BertNormalizer(lowercase=True)
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -223,5 +225,5 @@ def _from_hub(name: str) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_pretrained(_HUB[name])
     except Exception as error:  # no network, no such repository: the library raises a bare Exception
         raise ValueError(
-            f"tokenizer {name!r} cannot be had from the hub ({error}); give a local folder as {name}:PATH"
+            f"tokenizer {name!r} could not be downloaded from the hub ({error}); give a local folder as {name}:PATH"
         ) from error
