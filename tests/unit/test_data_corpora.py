@@ -279,7 +279,7 @@ def test_openwebtext_holds_out_its_last_documents(tmp_path: Path) -> None:
     [
         ("aaa.\n" * 4 + "\n" + "bbb.\n" * 6, "bbb.\n" * 3),  # at a line break
         ("a" * 60 + "\n\nb\nb " + "c" * 30, "b\nb " + "c" * 30),  # a paragraph break before a later line break
-        ("a" * 90 + " " + "b" * 30, "b" * 30),  # a space, without lines
+        ("a" * 89 + " " + "b" * 30, "b" * 30),  # a space, without lines
         ("a" * 100, "a" * 25),  # anywhere
         ("\n\n" + "a" * 98, "a" * 25),  # a break too far before the border is not used
     ],
