@@ -62,7 +62,7 @@ def prepare(options: PrepareOptions) -> Manifest | None:
             folder = _build(tail, corpora.split_tail(train, fraction, cut), inputs, request)
             print(
                 f"{train.name} has too few documents for a validation split by content: held out the last "
-                f"{fraction:.3g} of the text",
+                f"{100 * fraction:.3g}% of the text",
                 file=sys.stderr,
             )
         if folder is None:
