@@ -5,9 +5,10 @@ packs them into memory-mapped shards with a manifest (`prepare`), and serves bat
 only `core` and `runtime`.
 """
 
+from ..core.batch import Batch
 from .corpora import Corpus, corpus
 from .documents import Document
-from .loader import Batch, Loader
+from .loader import Loader
 from .manifest import Manifest, Shard, Split
 from .options import PrepareOptions
 from .prepare import prepare
