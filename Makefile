@@ -1,9 +1,11 @@
-# Two commands: `make demo` shows the library at work, `make test` proves it.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-full lint experiments model clean
+.PHONY: help demo test test-full lint experiments model clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -14,17 +16,18 @@ $(VENV)/.test: $(VENV)/.core
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[test]'
 	@touch $@
 
-demo: $(VENV)/.core
+demo: $(VENV)/.core  ## install, train a small model on this machine for two minutes, and sample from it
 	$(BIN)/esolm demo
 
-lint: $(VENV)/.test
+lint: $(VENV)/.test  ## check style, format and types
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+test: lint  ## run the tests, except the slow ones
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-full: lint
+test-full: lint  ## run all tests
 	$(BIN)/pytest -n 2
 
 experiments: $(VENV)/.test  # needs ESOLM_CORPORA, ESOLM_JUDGE and ESOLM_EMBEDDER
@@ -38,5 +41,5 @@ model: $(VENV)/.test  # train, measure and install the bundled model again
 	cp -r workspace/models/books src/esolm/models/books
 	cat experiments/books/card.md >> src/esolm/models/books/README.md
 
-clean:
+clean:  ## remove the environment
 	rm -rf $(VENV)

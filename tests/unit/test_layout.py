@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,3 +185,10 @@ def test_tests_share_helpers_through_support_only():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found = {n for n in names if n.split(".")[0] in folders or n.split(".")[-1].startswith("test_")}
             assert not found, f"{path.relative_to(TESTS)}:{node.lineno} imports {found}"
+
+
+def test_every_module_imports_without_extras():
+    """What the job with minimal dependencies runs."""
+    script = TESTS / "minimal_imports.py"
+    found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
