@@ -30,10 +30,10 @@ test: lint  ## run the tests, except the slow ones
 test-full: lint  ## run all tests
 	$(BIN)/pytest -n 2
 
-experiments: $(VENV)/.test  # needs ESOLM_CORPORA, ESOLM_JUDGE and ESOLM_EMBEDDER
+experiments: $(VENV)/.test  ## needs ESOLM_CORPORA, ESOLM_JUDGE and ESOLM_EMBEDDER
 	$(BIN)/python -m experiments
 
-model: $(VENV)/.test  # train, measure and install the bundled model again
+model: $(VENV)/.test  ## train, measure and install the bundled model again
 	rm -rf experiments/books/results  # existing results would not be measured again
 	$(BIN)/python -m experiments books
 	test -f workspace/models/books/model.safetensors

@@ -6,7 +6,9 @@ Fenced blocks are checked unless an HTML comment before them says why not: `<!--
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
+import os
 import re
 import shlex
 import shutil
@@ -22,11 +24,13 @@ import yaml
 
 import esolm
 from esolm import cli
+from support import tiny
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(esolm.__file__).parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-DOCUMENTS = [path for path in DOCUMENTS if path.exists()]
+PENDING = {"data", "interop", "likelihood", "speculative", "training"}
+"""Documents in docs/ that are being rewritten; a document that passes leaves this set."""
 SHELL = {"", "sh", "bash", "shell"}
 SKIP = re.compile(r"<!-- not run:(.*?)-->\s*$", re.DOTALL)
 
@@ -49,7 +53,7 @@ def blocks(path: Path) -> Iterator[Block]:
 def commands(block: Block) -> Iterator[list[str]]:
     """The words of every command, without comments, redirections and the variables of a loop."""
     for line in block.code.replace("\\\n", " ").splitlines():
-        line = re.sub(r"\$\w+", "1", line.strip())
+        line = re.sub(r"\$(\w+|\([^)]*\))", "1", line.strip())
         if not re.match(r"(\w+=\S+ )*(esolm|torchrun|python|make) ", line):
             continue
         words = shlex.split(line, comments=True)
@@ -60,9 +64,15 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def marks(path: Path) -> Any:
+    return pytest.mark.xfail(reason="being rewritten", strict=False) if path.stem in PENDING else ()
+
+
 ALL = [(path, block) for path in DOCUMENTS for block in blocks(path)]
+GUIDE = next(block for path, block in ALL if path.name == "CONTRIBUTING.md" and block.language == "python")
+"""The system of "write a system in forty lines"."""
 COMMANDS = [
-    pytest.param(words, id=f"{name(path)}:{block.line} {' '.join(words)[:60]}")
+    pytest.param(words, marks=marks(path), id=f"{name(path)}:{block.line} {' '.join(words)[:60]}")
     for path, block in ALL
     if block.language in SHELL and block.skipped is None
     for words in commands(block)
@@ -75,8 +85,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for model in ("runs/demo", "models/demo"):
         shutil.copytree(PACKAGE / "models" / "books", tmp_path / model)
     shutil.copy(ROOT / "README.md", tmp_path)
-    if (foreign := ROOT / "tests" / "support" / "foreign.py").exists():
-        shutil.copy(foreign, tmp_path)
+    (tmp_path / "backward.py").write_text(GUIDE.code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -87,7 +96,7 @@ def test_blocks_are_skipped_for_a_reason() -> None:
         assert block.skipped is None or len(block.skipped) > 5, f"{name(path)}:{block.line}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+@pytest.mark.parametrize("path", [pytest.param(path, marks=marks(path), id=name(path)) for path in DOCUMENTS])
 def test_python_runs(path: Path, folder: Path) -> None:
     """All blocks of a document in turn, as a reader would run them."""
     code = ""
@@ -98,15 +107,31 @@ def test_python_runs(path: Path, folder: Path) -> None:
         pytest.skip("no Python to run")
     script = folder / f"{path.stem}.py"
     script.write_text(code)
-    found = subprocess.run([sys.executable, script.name], capture_output=True, text=True, timeout=300)
+    one = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests run beside this one
+    found = subprocess.run([sys.executable, script.name], env=one, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
+
+
+def test_the_system_of_the_guide_works_in_every_command(folder: Path) -> None:
+    data = tiny.make_data(folder / "data")
+    name = "--system.name=backward.Backward"
+    assert cli.main([*tiny.command(data, folder / "run", name), "--steps=3", "--net.init=gpt2"]) == 0
+    lm = esolm.load("run")
+    samples = lm.sample(num_samples=2, prompt="abc", length=8, seed=0)
+    assert [[p for step in row for p in step] for row in samples.steps] == [[7, 6, 5, 4, 3]] * 2
+    assert lm.log_prob(["abcd"]).kind == "exact"
+    assert cli.main(["infill", "run", "ab____d", "--tokens_per_blank=2"]) == 0
+    (folder / "text.txt").write_text("abcdefgh" * 8)
+    assert cli.main(["score", "run", "text.txt"]) == 0
+    assert cli.main(["export", "run", "exported"]) == 0
+    assert esolm.load("exported").system == lm.system
 
 
 class Parsed(BaseException):
     """Stops a command behind its parser."""
 
 
-def parse(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+def parse(monkeypatch: pytest.MonkeyPatch, main: Any, words: list[str]) -> None:
     """Fail for options that the command does not know."""
     for kind in (jsonargparse.ArgumentParser, argparse.ArgumentParser):
 
@@ -116,7 +141,7 @@ def parse(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
 
         monkeypatch.setattr(kind, "parse_args", stopping)
     with pytest.raises((Parsed, SystemExit)) as stopped:
-        assert cli.main(words) == "not reached: the command was refused"
+        assert main(words) == "not reached: the command was refused"
     assert stopped.type is Parsed or stopped.value.code == 0  # --help
 
 
@@ -132,10 +157,12 @@ def test_commands(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatc
         if words[1] in ("sample", "infill", "score", "info", "export") and words[2] == "books":
             assert cli.main(words[1:]) == 0
         elif words[1] != "demo":
-            parse(monkeypatch, words[1:])
+            parse(monkeypatch, cli.main, words[1:])
     elif words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[1] in targets
+    elif words[:3] == ["python", "-m", "experiments"]:
+        parse(monkeypatch, importlib.import_module("experiments.runner").main, words[3:])
     elif words[:2] == ["python", "-m"]:
         assert words[2] in sys.stdlib_module_names or importlib.util.find_spec(words[2]), words[2]
     else:
