@@ -23,7 +23,7 @@ from .naive import Naive
 from .report import facts, table
 from .timing import interleaved, ratio, summary
 
-NAIVE, TRAINED, READ = "authors' implementation, float32", "as trained, float32", "read"
+NAIVE, TRAINED, READ = "authors' implementation, float32", "not folded, float32", "read"
 READ_BYTES = 2**29
 """Larger than any CPU cache."""
 BYTES = {"float32": 4, "bf16": 2, "int8": 1}
