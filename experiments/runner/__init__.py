@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; user errors print one line and exit with 2."""
     made = parser("experiments", str(run.__doc__).split("\n", 1)[0])
     made.prog, made.usage = "python -m experiments", "python -m experiments [NAME ...] [--option VALUE ...]"
-    made.add_argument("names", type=str, nargs="*", help="Experiments to run (default: all).")
+    made.add_argument("names", type=str, nargs="*", default=[], help="Experiments to run (default: all).")
     made.add_function_arguments(run, skip={"names"})
     try:
         return run(**parse(made, argv))

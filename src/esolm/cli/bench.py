@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     name, *words = argv
     function = find(name)
-    made = parser(f"bench {name}", str(function.__doc__))
+    made = parser(f"bench {name}", str(function.__doc__).split("\n\n    Args:")[0])
     made.prog = f"esolm bench {name}"
     made.add_function_arguments(function)
     made.add_argument(
