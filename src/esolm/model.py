@@ -104,21 +104,37 @@ class LanguageModel:
         **options: Unpack[SamplingKeywords],
     ) -> Iterator[Event]:
         """Generate as `sample` does, and yield an event after each step."""
+        return self._stream(*self._rows(prompt, num_samples, length, tokens), part, SamplingOptions(**options))
+
+    def _rows(
+        self,
+        prompt: str | Sequence[str] | None,
+        num_samples: int | None,
+        length: int | None,
+        tokens: Sequence[Sequence[int | None]] | None,
+    ) -> tuple[list[Row], int]:
+        """The different rows to sample, which repeat in turn, and the number of samples."""
+        if num_samples is not None and num_samples < 1:
+            raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
         if tokens is not None:
-            if prompt is not None or length is not None or num_samples not in (None, len(tokens)):
-                raise ValueError("give tokens without prompt and length, and one row of tokens for each sample")
-            return self._stream([list(row) for row in tokens], len(tokens), part, SamplingOptions(**options))
+            if prompt is not None or length is not None:
+                raise ValueError("give either tokens, or prompt and length")
+            if num_samples not in (None, len(tokens)):
+                raise ValueError(f"num_samples is {num_samples}; there are {len(tokens)} rows of tokens: leave it out")
+            return [list(row) for row in tokens], len(tokens)
         if not (prompt is None or isinstance(prompt, str | Sequence)):
-            raise ValueError(f"prompt is {prompt!r}; it must be a text or several: write num_samples={prompt!r}")
+            raise ValueError(f"prompt is {prompt!r}; it must be a text or several. For a number write num_samples=…")
         length = self.net.config.length if length is None else length
         if length < 1:
             raise ValueError(f"length is {length}; it must be at least 1")
         prompts = [prompt or ""] if prompt is None or isinstance(prompt, str) else list(prompt)
         total = len(prompts) if num_samples is None else num_samples
-        if len(prompts) not in (1, total) or total < 1:
+        if len(prompts) not in (1, total):
             raise ValueError(f"{len(prompts)} prompts for {total} samples: give one prompt, or one for each sample")
-        rows = Prompts(self.tokenizer, prompts, length)
-        return self._stream(rows, total, part, SamplingOptions(**options))
+        encoded = [self.tokenizer.encode(text) for text in prompts]
+        if (longest := max(map(len, encoded), default=0)) > length:
+            raise ValueError(f"the prompt has {longest} tokens and length is {length}: raise length")
+        return [[*ids, *[None] * (length - len(ids))] for ids in encoded], total
 
     def infill(
         self,
@@ -130,7 +146,8 @@ class LanguageModel:
     ) -> Samples:
         """Fill in every blank of a text, or of several, `num_samples` times each.
 
-        blank: what marks a blank; four or more underscores by default. options: the fields of `SamplingOptions`.
+        blank: what marks a blank, by default four underscores; up to three more belong to it.
+        options: the fields of `SamplingOptions`.
         """
         events = self.infill_stream(text, blank, tokens_per_blank, num_samples, **options)
         return collect(self, events, cut=False)
@@ -146,14 +163,14 @@ class LanguageModel:
     ) -> Iterator[Event]:
         """Fill in as `infill` does, and yield an event after each step."""
         texts = [text] if isinstance(text, str) else list(text)
-        if num_samples < 1 or not texts:
-            raise ValueError(f"{len(texts)} texts and num_samples {num_samples}; both must be at least 1")
+        if num_samples < 1:
+            raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
         rows = [self._with_blanks(each, blank, tokens_per_blank) for each in texts]
         repeated = [row for row in rows for _ in range(num_samples)]
         return self._stream(repeated, len(repeated), part, SamplingOptions(**options))
 
     def _with_blanks(self, text: str, blank: str, tokens_per_blank: int | Sequence[int]) -> Row:
-        parts = re.split("_{4,}", text) if blank == BLANK else text.split(blank)
+        parts = re.split(f"{BLANK}(?:_{{1,3}}(?!_))?", text) if blank == BLANK else text.split(blank)
         if self.tokenizer.spaced:  # the space before a blank is part of the word that fills it
             parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
         pieces = [self.tokenizer.encode(part) for part in parts]
@@ -242,13 +259,17 @@ class LanguageModel:
         vocabulary = self.net.config.vocab_size
         for token in tokens:
             if not 0 <= token < vocabulary or token == self.system.mask_id:
-                raise ValueError(f"token {token} is not among the ids 0 .. {vocabulary - 1} without the mask")
+                raise ValueError(f"token {token} is not in the vocabulary of {vocabulary} ids without the mask")
 
-    def _stream(self, rows: Sequence[Row], total: int, part: range | None, options: SamplingOptions) -> Iterator[Event]:
+    def _stream(self, rows: list[Row], total: int, part: range | None, options: SamplingOptions) -> Iterator[Event]:
         """Sample rows[i % len(rows)] for each sample i of `part`, in batches that are made one after another."""
+        if not rows or not all(rows):
+            raise ValueError("a row of tokens is empty: give at least one position, None where it is to be drawn")
+        self._check(t for row in rows for t in row if t is not None)
+        if not any(None in row for row in rows):
+            raise ValueError("every token is given, which leaves nothing to generate: raise length")
         part = range(total) if part is None else part
-        longest = rows.length if isinstance(rows, Prompts) else max(map(len, rows), default=0)
-        firsts = part[:: options.batch_size]
+        longest, firsts = max(map(len, rows)), part[:: options.batch_size]
 
         def batch(first: int) -> tuple[Request, Schedule, Randomness]:
             some = [rows[i % len(rows)] for i in range(first, min(first + options.batch_size, part.stop))]
@@ -286,31 +307,10 @@ class LanguageModel:
                 yield Event(k, schedule.sizes.shape[1], step, tokens, schedule, first)
 
     def _request(self, rows: Sequence[Row], longest: int, options: SamplingOptions) -> Request:
-        if not all(rows):
-            raise ValueError("a row of tokens is empty: give at least one position, None where it is to be drawn")
-        self._check(t for row in rows for t in row if t is not None)
-        if not any(None in row for row in rows):
-            raise ValueError("every token is given, which leaves nothing to generate: raise length")
         lengths = torch.tensor([len(row) for row in rows])
         x = torch.tensor([[0 if t is None else t for t in row] + [0] * (longest - len(row)) for row in rows])
         given = torch.tensor([[t is not None for t in row] + [False] * (longest - len(row)) for row in rows])
         return Request(x.to(self.net.device), given, torch.arange(longest) < lengths[:, None], options)
-
-
-class Prompts(Sequence[Row]):
-    """Rows that begin with a prompt, encoded when they are needed."""
-
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> None:
-        self.tokenizer, self.texts, self.length = tokenizer, texts, length
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, index: Any) -> Any:
-        ids = self.tokenizer.encode(self.texts[index])
-        if len(ids) > self.length:
-            raise ValueError(f"the prompt has {len(ids)} tokens and length is {self.length}: raise length")
-        return [*ids, *[None] * (self.length - len(ids))]
 
 
 def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Samples:

@@ -128,7 +128,7 @@ def test_log_weights_do_not_depend_on_the_batch(system: Any) -> None:
     net, x = toy.network(V, L), toy.text(B, L, V)
 
     def log_weights(batch: Batch, rng: Randomness, numbers: range) -> Tensor:
-        return -under_orders(net, system, batch, rng, numbers).sum(-1).T
+        return -under_orders(net, system, batch, rng, numbers).double().sum(-1).T
 
     valid = toy.padding(B, L)
     given = (torch.arange(L) < 2).expand(B, -1) & valid

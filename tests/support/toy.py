@@ -112,3 +112,9 @@ def weights(found: Any, net: Denoiser, x: Tensor, rng: Randomness, train: bool, 
 def request(x: Tensor, given: Tensor, valid: Tensor, draw: Any = None, order: Any = None, **options: Any) -> Request:
     """A request whose draw and order may be objects of the test; the rest are sampling options."""
     return Request(x, given, valid, SamplingOptions(**options), draw, order)
+
+
+def changed(asked: Request, **changes: Any) -> Request:
+    """The request with other tensors, another draw or order, or other sampling options."""
+    own = {name: changes.pop(name) for name in ("x", "given", "valid", "draw", "order") if name in changes}
+    return dataclasses.replace(asked, options=dataclasses.replace(asked.options, **changes), **own)

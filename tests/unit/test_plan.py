@@ -16,10 +16,9 @@ from esolm.core.randomness import Randomness, fold
 from esolm.core.terms import total
 from esolm.net.denoiser import Denoiser, DenoiserConfig
 from esolm.runtime.machine import autocast
-from esolm.systems import find
+from esolm.systems import FROM_DATA, find
 from esolm.training import cost as counting
 from esolm.training import plan
-from esolm.training.config import FROM_DATA
 from esolm.training.cost import count
 from esolm.training.learner import Learner
 from esolm.training.options import Batching, Compute, Optim

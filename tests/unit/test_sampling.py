@@ -6,7 +6,6 @@ Shapes: B batch, L length, N slots of a pass.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -287,10 +286,10 @@ REQUEST = ask([[0] * 8, [1, 1, 0, 0, 0, 0, 0, 0]])
 @pytest.mark.parametrize(
     ("system", "options", "message"),
     [
-        ("esolm", {"sampler": "semi"}, "esolm has no sampler 'semi'; it has ancestral, first_hitting, block, left"),
-        ("mdlm", {"sampler": "left_to_right"}, "mdlm has no sampler 'left_to_right'; it has ancestral, first_hitting"),
-        ("ar", {"sampler": "ancestral"}, "ar has no sampler 'ancestral'; it has left_to_right"),
-        ("bd3lm", {"sampler": "block"}, "bd3lm has no sampler 'block'; it has ancestral, first_hitting"),
+        ("esolm", {"sampler": "semi"}, "esolm has no sampler 'semi'"),
+        ("mdlm", {"sampler": "left_to_right"}, "mdlm has no sampler 'left_to_right'"),
+        ("ar", {"sampler": "ancestral"}, "ar has no sampler 'ancestral'"),
+        ("bd3lm", {"sampler": "block"}, "bd3lm has no sampler 'block'"),
         ("ar", {"num_steps": 4}, "sampler left_to_right of ar does not use num_steps; it takes none of these options"),
         ("ar", {"alpha_0": 0.5}, "sampler left_to_right of ar does not use alpha_0"),
         ("mdlm", {"alpha_0": 0.5}, "sampler first_hitting of mdlm does not use alpha_0"),
@@ -309,7 +308,7 @@ REQUEST = ask([[0] * 8, [1, 1, 0, 0, 0, 0, 0, 0]])
 def test_wrong_requests_say_what_is_allowed(system: str, options: dict[str, Any], message: str) -> None:
     made = toy.make(system, MASK, **({"block_size": 4} if system == "bd3lm" else {}))
     with pytest.raises(ValueError, match=message):
-        made.plan(replace(REQUEST, **options), Randomness(0))
+        made.plan(toy.changed(REQUEST, **options), Randomness(0))
 
 
 @pytest.mark.parametrize(
@@ -324,11 +323,11 @@ def test_wrong_requests_say_what_is_allowed(system: str, options: dict[str, Any]
 )
 def test_impossible_values_are_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        replace(REQUEST, **options)
+        toy.changed(REQUEST, **options)
 
 
 def test_ar_wants_its_given_tokens_first() -> None:
-    with pytest.raises(ValueError, match=r"given tokens must stand at the beginning\. Use an any-order system"):
+    with pytest.raises(ValueError, match=r"given tokens must come first"):
         toy.make("ar", MASK).plan(ask([[1, 1, 0, 0], [1, 0, 1, 0]]), Randomness(0))
 
 
@@ -347,7 +346,7 @@ def test_bd3lm_wants_whole_blocks() -> None:
     ],
 )
 def test_defaults(options: dict[str, Any], sizes: list[int]) -> None:
-    schedule = toy.make("esolm", MASK).plan(replace(ask([[0] * 8]), **options), Randomness(0))
+    schedule = toy.make("esolm", MASK).plan(toy.changed(ask([[0] * 8]), **options), Randomness(0))
     assert schedule.sizes[0].tolist() == sizes
 
 
@@ -356,7 +355,7 @@ def test_the_share_of_training_unless_asked_otherwise() -> None:
     request = ask([[0] * 400])
     for trained, asked, expected in [(0.25, None, 0.25), (0.25, 0.75, 0.75), (1.0, 0.0, 0.0), (0.0, 1.0, 1.0)]:
         system = toy.make("esolm", MASK, alpha_0=trained)
-        schedule = system.plan(replace(request, alpha_0=asked), Randomness(0))
+        schedule = system.plan(toy.changed(request, alpha_0=asked), Randomness(0))
         assert schedule.diffusion[0] / 400 == pytest.approx(expected, abs=0.12)  # 5 standard errors
 
 
@@ -365,6 +364,6 @@ def test_greedy_and_a_certain_nucleus_agree() -> None:
     for name in ("esolm", "mdlm", "ar"):
         system, found = toy.make(name, MASK), []
         for draw in (Draw(temperature=0), Draw(top_k=1), Draw(top_p=1e-9), Draw(temperature=1e-9)):
-            found.append(count(system, replace(ask([[0] * 8] * 4), draw=draw))[2])
+            found.append(count(system, toy.changed(ask([[0] * 8] * 4), draw=draw))[2])
         for other in found[1:]:
             assert torch.equal(found[0], other)

@@ -6,7 +6,6 @@ Shapes: B batch, L length, V vocabulary.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ class Twin:
 
     def __init__(self, request: Request, plan: Plan, row: int, rng: Randomness) -> None:
         self.choose = Chooser(request.draw, rng.at("token"), MASK)
-        self.row, self.window = torch.tensor([row]), request.window
+        self.row, self.window = torch.tensor([row]), request.options.window
         self.order = [i for step in plan.steps for i in step]
         self.given = [(i, int(request.x[row, i])) for i in plan.given]
 
@@ -116,7 +115,7 @@ def test_a_window_of_one_is_the_ordinary_sampler(reference: dict[str, Any], rows
     sampler = "order" if "order" in reference else "first_hitting"
     system = toy.make("esolm", MASK, loss=loss)
     found = [
-        count(system, replace(ask(rows), sampler=name, **reference, **window))
+        count(system, toy.changed(ask(rows), sampler=name, **reference, **window))
         for name, window in ((sampler, {}), ("speculative", {"window": 1}))
     ]
     (one, schedule, tokens), (two, other, again) = found
@@ -177,7 +176,9 @@ def test_a_sample_does_not_depend_on_its_batch(window: int | None) -> None:
     assert torch.equal(together, again)
     assert not torch.equal(together, run(SYSTEM, NET, request, Randomness(10))[0])
     for row in range(len(RAGGED)):
-        alone = replace(request, **{name: getattr(request, name)[row : row + 1] for name in ("x", "given", "valid")})
+        alone = toy.changed(
+            request, **{name: getattr(request, name)[row : row + 1] for name in ("x", "given", "valid")}
+        )
         tokens, _, own = run(SYSTEM, NET, alone, Randomness(9, row))
         assert torch.equal(tokens[0], together[row])
         assert [of_row(step, 0) for step in own] == [of_row(step, row) for step in steps[: len(own)]]
@@ -188,7 +189,7 @@ def test_greedy_is_greedy(window: int | None) -> None:
     """One sequence has all the mass: the same as one token at a time gives."""
     request = ask(RAGGED, draw=Draw(temperature=0))
     slow, _, one = run(SYSTEM, NET, request, Randomness(4))
-    fast, _, many = run(SYSTEM, NET, replace(request, sampler="speculative", window=window), Randomness(4))
+    fast, _, many = run(SYSTEM, NET, toy.changed(request, sampler="speculative", window=window), Randomness(4))
     assert torch.equal(slow, fast)
     assert len(many) < len(one)
 
@@ -259,7 +260,7 @@ def test_the_pattern_of_a_pass() -> None:
 )
 def test_wrong_requests_say_what_is_allowed(options: dict[str, Any], system: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        toy.make("esolm", MASK, **system).plan(replace(wish(), **options), Randomness(0))
+        toy.make("esolm", MASK, **system).plan(toy.changed(wish(), **options), Randomness(0))
 
 
 def test_a_window_of_nothing_is_refused() -> None:
