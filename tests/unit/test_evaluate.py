@@ -295,7 +295,7 @@ def test_units_of_a_record() -> None:
         ("num_orders is 5", "esolm", {"estimator": "iw", "num_orders": 5, "antithetic": True}),
         ("jackknife needs at least 2", "esolm", {"estimator": "jackknife", "num_orders": 1}),
         ("jackknife needs at least 4", "esolm", {"estimator": "jackknife", "num_orders": 2, "antithetic": True}),
-        ("bd3lm has no likelihood of an order", "bd3lm", {"estimator": "iw"}),
+        ("bd3lm has no likelihood", "bd3lm", {"estimator": "iw"}),
     ],
 )
 def test_wrong_requests(words: str, name: str, options: dict[str, Any]) -> None:
@@ -306,7 +306,7 @@ def test_wrong_requests(words: str, name: str, options: dict[str, Any]) -> None:
 def test_variant_a_has_its_bound_only() -> None:
     lm = model(variant="A", alpha_0=0.5)
     assert evaluate.score(lm, texts()).kind == "bound"
-    with pytest.raises(ValueError, match="variant A"):
+    with pytest.raises(ValueError, match="nelbo"):
         evaluate.score(lm, texts(), "iw")
 
 
@@ -315,3 +315,14 @@ def test_damaged_weights_are_found() -> None:
     torch.nn.init.constant_(lm.net.head.bias, math.nan)
     with pytest.raises(ValueError, match="not finite"):
         evaluate.score(lm, texts(), "iw", 2)
+
+
+def test_log_prob_and_score_are_one_engine() -> None:
+    """The same seed draws the same orders, so the numbers are the same, padded rows included."""
+    lm = model(alpha_0=0.5)
+    sequences = texts(5, padded=True)
+    rows = [row[kept].tolist() for row, kept in zip(sequences.batch.x, sequences.batch.valid)]  # type: ignore[arg-type]
+    for estimator in ("iw", "jackknife"):
+        score = evaluate.score(lm, sequences, estimator, num_orders=4, seed=7, batch_size=2)
+        found = lm.log_prob(rows, num_orders=4, estimator=estimator, seed=7, batch_size=3)
+        torch.testing.assert_close(-found.total, score.nats, **CLOSE)

@@ -476,3 +476,58 @@ def test_rounded_weights_are_half_as_large_and_load_as_any(tmp_path: Path) -> No
     found = load(tmp_path / "rounded").net.state_dict()
     for name, value in lm.net.state_dict().items():
         assert torch.equal(found[name], value.bfloat16().float())
+
+
+# Convenience
+
+
+def test_the_prompt_comes_first_and_prompts_say_how_many() -> None:
+    lm = MODELS["esolm"]
+    assert lm.sample("ab").tokens == lm.sample(prompt="ab", num_samples=1).tokens
+    assert lm.sample(["ab", "cd"]).tokens == lm.sample(["ab", "cd"], num_samples=2).tokens
+    assert len(lm.sample("ab", 3)) == 3
+    with pytest.raises(ValueError, match="num_samples="):
+        lm.sample(3)  # type: ignore[arg-type]
+
+
+def test_several_texts_are_filled_in_each_several_times() -> None:
+    lm = MODELS["esolm"]
+    found = lm.infill(["a____b", "c____"], tokens_per_blank=2, num_samples=2)
+    assert [text[0] for text in found.texts] == ["a", "a", "c", "c"]
+    assert [len(tokens) for tokens in found.tokens] == [4, 4, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "blanks"), [("a____b", 1), ("a_____b", 1), ("a_______b", 1), ("a________b", 2), ("a" + "_" * 9, 2)]
+)
+def test_no_underscore_is_left_over(text: str, blanks: int) -> None:
+    found = MODELS["esolm"].infill(text, tokens_per_blank=1)
+    assert len(found.tokens[0]) == text.count("a") + text.count("b") + blanks
+
+
+def test_unknown_options_and_short_reprs() -> None:
+    lm = MODELS["esolm"]
+    with pytest.raises(TypeError, match="promt"):
+        lm.sample(promt="a")  # type: ignore[call-arg]
+    assert len(repr(lm.sample(num_samples=9))) < 200
+    assert len(repr(lm.log_prob(["ab"] * 9))) < 200
+
+
+def test_many_samples_are_planned_as_they_are_needed() -> None:
+    """A hundred million samples cost no memory until they are drawn."""
+    events = MODELS["esolm"].stream(num_samples=100_000_000, batch_size=2)
+    assert next(events).tokens.shape == (2, L)
+
+
+def test_not_a_number_names_the_step() -> None:
+    lm = model("esolm")
+    with torch.no_grad():
+        lm.net.head.weight.fill_(float("nan"))  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="step 0"):
+        lm.sample()
+
+
+def test_another_alpha_0_than_the_one_kappa_was_pinned_to() -> None:
+    lm = LanguageModel(MODELS["esolm"].net, toy.make("esolm", BYTES.mask_id, alpha_0=1.0, kappa=1.0), BYTES)
+    assert lm.log_prob("abc", alpha_0=0.3).total < 0
+    assert lm.at(0.3).system.alpha_0 == 0.3  # type: ignore[attr-defined]

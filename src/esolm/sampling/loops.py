@@ -61,7 +61,8 @@ def any_order_plan(
 ) -> Schedule:
     """The schedule of a system that denoises in any order; by default first-hitting, or ancestral with num_steps."""
     options = request.options
-    default = "first_hitting" if options.num_steps is None else "ancestral"
+    stepwise = options.num_steps is not None and "ancestral" in samplers
+    default = "ancestral" if stepwise else "first_hitting"
     sampler = request.choose_sampler(system, samplers, default)
     given, valid, given_order = request.given, request.valid, options.given_order
     alpha_0 = alpha_0 if options.alpha_0 is None else options.alpha_0

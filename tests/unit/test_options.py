@@ -1,0 +1,45 @@
+"""The sampling options are declared once: what editors see, what Python takes and what a request holds agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import typing
+
+import pytest
+
+from esolm.sampling.options import OF_SOME_SAMPLERS, SamplingKeywords, SamplingOptions
+from esolm.systems import find, names
+
+
+def test_keywords_are_the_fields() -> None:
+    fields = typing.get_type_hints(SamplingOptions)
+    assert typing.get_type_hints(SamplingKeywords) == fields
+    assert list(fields) == [f.name for f in dataclasses.fields(SamplingOptions)]
+
+
+def test_samplers_name_only_options_that_exist() -> None:
+    fields = {f.name for f in dataclasses.fields(SamplingOptions)}
+    assert set(OF_SOME_SAMPLERS) <= fields
+    for name in names():
+        for taken in find(name).samplers.values():
+            assert set(taken) <= set(OF_SOME_SAMPLERS)
+
+
+@pytest.mark.parametrize(
+    [
+        ({"alpha_0": 1.5}, "alpha_0"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"window": 0}, "window"),
+        ({"batch_size": 0}, "batch"),
+    ],
+)
+def test_impossible_values_are_refused(options: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        SamplingOptions(**options)
+
+
+def test_the_options_need_no_torch() -> None:
+    code = "import sys, esolm.sampling.options; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
