@@ -29,7 +29,7 @@ from support import tiny
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(esolm.__file__).parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PENDING = {"data", "interop", "likelihood", "speculative", "training"}
+PENDING = {"data", "interop", "likelihood", "training"}
 """Documents in docs/ that are being rewritten; a document that passes leaves this set."""
 SHELL = {"", "sh", "bash", "shell"}
 SKIP = re.compile(r"<!-- not run:(.*?)-->\s*$", re.DOTALL)
