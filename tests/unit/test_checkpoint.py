@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from esolm.runtime import files
 from esolm.storage import checkpoint
 
 TENSORS = {"model": {"a": torch.arange(6.0).view(2, 3)}, "ema": {"a": torch.ones(2, 3)}}
@@ -45,11 +46,11 @@ def test_no_checkpoint_at_all(tmp_path):
 def test_a_full_disk_leaves_the_old_and_no_part_of_the_new(tmp_path, monkeypatch, error):
     save(tmp_path, 1)
 
-    def full(tensors, path):
+    def full(tensors, path, metadata):
         Path(path).write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(ValueError, match=r"step-00000002.*last complete checkpoint is .*step-00000001"):
         save(tmp_path, 2)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]

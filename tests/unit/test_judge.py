@@ -78,7 +78,7 @@ def test_entropy() -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no file"), ("", "without `text`"), ('{"text": "a"}', "without `text`"), ("text", "without `text`")],
+    [(None, "no file"), ("", r"samples\.jsonl"), ('{"text": "a"}', r"samples\.jsonl"), ("text", r"samples\.jsonl")],
 )
 def test_wrong_files_say_what_to_do(tmp_path, content: str | None, message: str) -> None:
     file = tmp_path / "samples.jsonl"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import __version__
+from ..runtime import files
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -42,8 +42,4 @@ def facts() -> dict[str, Any]:
 
 def save(target: str, result: Mapping[str, Any]) -> None:
     """Write the results as JSON, atomically."""
-    path = Path(target)
-    partial = path.with_name(f".{path.name}.partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(partial, path)
+    files.write_json(Path(target), result)

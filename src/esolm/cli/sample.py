@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..model import LanguageModel, collect, load, until
-from ..runtime import distributed
+from ..runtime import distributed, files
 from ..runtime.distributed import Ranks
 from ..runtime.machine import keep_memory, pick_device, pick_weights
 from ..sampling.events import Event, Samples, Speculation
@@ -293,9 +292,7 @@ def deliver(
 
 def write(path: Path, content: bytes) -> None:
     """The whole file or nothing, and a note about it."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    files.write(path, content)
     print(f"wrote {path}", file=sys.stderr)
 
 

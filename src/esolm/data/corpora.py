@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..runtime.files import sha256
 from . import files, pydocs
 from .documents import Document, DocumentStream, Reading, SplitStream
 
@@ -166,7 +167,7 @@ def _files(kind: str, spec: str, reading: Reading) -> Corpus:
     size = sum(path.stat().st_size for _, path in found)
     if not size:
         raise ValueError(f"{', '.join(name for name, _ in found[:_LISTED])} is empty: give a file with text")
-    sources = tuple((name, files.sha256(path)) for name, path in found)
+    sources = tuple((name, sha256(path)) for name, path in found)
     if len(sources) > _LISTED:
         sources = ((f"{len(sources)} files", hashlib.sha256(repr(sources).encode()).hexdigest()),)
     return Corpus(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import gzip
-import hashlib
 import importlib
 import io
 import json
@@ -47,15 +46,6 @@ def expand(path: str) -> list[tuple[str, Path]]:
     if not files:
         raise ValueError(f"{what}: give a file, a folder or a glob (in quotes)")
     return sorted(files.items())
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, read in blocks."""
-    hashed = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            hashed.update(block)
-    return hashed.hexdigest()
 
 
 def read(path: Path, name: str, reading: Reading) -> Iterator[Document]:

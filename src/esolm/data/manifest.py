@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import files
+from ..runtime import files
 from .tokenizer import Tokenizer
 
 FORMAT = 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..runtime import files
 from ..runtime.distributed import ALONE, Ranks
 from ..runtime.nested import differing
 
@@ -80,12 +79,7 @@ class WorkFile:
 
     def save(self, path: Path) -> None:
         """Write everything under another name, then rename it."""
-        partial = path.with_name(f".{path.name}.partial")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(self.matrices, partial, {"identity": json.dumps(self.identity)})
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        files.save_tensors(path, self.matrices, {"identity": json.dumps(self.identity)})
         self.changed, self.saved = False, time.monotonic()
 
     def __enter__(self) -> WorkFile:

@@ -5,7 +5,6 @@ A judge alone is easily fooled: one sentence repeated scores very well. The entr
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -17,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..likelihood.estimators import standard_error
+from ..runtime.files import read_json_lines
 from ..runtime.machine import keep_memory
-from ..training.report import watched
+from ..runtime.progress import track
 
 
 def judge(file: str, judge: str, batch_size: int = 8, device: str = "cpu") -> dict[str, Any]:
@@ -53,12 +53,8 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The samples of a file, each with its text and its tokens."""
     if not path.is_file():
         raise ValueError(f"no file {path}: write samples with `esolm sample RUN --num_samples 64 --out {path}`")
-    try:
-        # Not splitlines, which would also cut at a U+2028 or U+0085 inside a text.
-        samples = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
-    except ValueError:  # neither JSON nor UTF-8
-        samples = []
-    whole = (isinstance(s, dict) and isinstance(s.get("text"), str) and "tokens" in s for s in samples)
+    samples = [record for _, record in read_json_lines(path)]
+    whole = (isinstance(s.get("text"), str) and "tokens" in s for s in samples)
     if not samples or not all(whole):
         raise ValueError(f"{path} has lines without `text` and `tokens`: write it with `esolm sample --out`")
     return samples
@@ -98,7 +94,7 @@ def judged_nats(model: Any, tokenizer: Any, texts: Sequence[str], batch_size: in
     if limit is not None and max(map(len, rows)) > limit:
         raise ValueError(f"a text of {max(map(len, rows))} tokens; the judge takes {limit}: sample shorter ones")
     nats = torch.zeros(len(rows), dtype=torch.float64)
-    for some in watched(by_length(rows, batch_size), "judging"):
+    for some in track(by_length(rows, batch_size), "judging"):
         x, real = padded([rows[i] for i in some], 0, next(model.parameters()).device)
         logits = model(input_ids=x, attention_mask=real.long()).logits
         # Text by text: a copy of all logits, as the whole batch would need, is hundreds of megabytes.

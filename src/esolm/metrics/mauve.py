@@ -24,7 +24,7 @@ from ..data import Loader
 from ..data.manifest import FILE as MANIFEST
 from ..model import until
 from ..runtime.machine import keep_memory
-from ..training.report import watched
+from ..runtime.progress import track
 from .judge import by_length, load_judge, padded, read
 
 LEAST = 20  # texts of a set: two buckets of ten
@@ -79,7 +79,7 @@ def mauve(
     half = len(theirs) // 2
     ceiling = [torch.arange(n, n + 2 * half).chunk(2)] if half >= max(LEAST, buckets or 0) else []
     jobs = [(p, q), *ceiling, *again(p, q, resamples, seed)]
-    scores = [score(features[a], features[b], seed, buckets) for a, b in watched(jobs, "comparing")]
+    scores = [score(features[a], features[b], seed, buckets) for a, b in track(jobs, "comparing")]
     return {
         "samples": n,
         "references": len(p),
@@ -156,7 +156,7 @@ class Embedder:
         found = self.tokenizer(list(texts), truncation=True, max_length=self.limit, padding=False)
         rows = [ids or [nothing] for ids in found["input_ids"]]
         batches, features = by_length(rows, batch_size), []
-        for some in watched(batches, "embedding"):
+        for some in track(batches, "embedding"):
             x, real = padded([rows[i] for i in some], pad, self.model.device)
             states = self.model(input_ids=x, attention_mask=real.long()).last_hidden_state  # [B, L, W]
             if self.causal:

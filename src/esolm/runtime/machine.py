@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import os
 import signal
 import time
@@ -17,13 +18,15 @@ import torch
 
 
 def pick_device(name: str) -> torch.device:
-    """The named device; `auto` is a GPU if there is one."""
+    """The named device; `auto` is a GPU if there is one. Raises ValueError for a device that is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"no device {name!r}: {str(error).splitlines()[0]}; use auto, cpu, cuda or mps") from error
+        there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        found = ", ".join(kind for kind, available in there.items() if available)
+        raise ValueError(f"device is {name!r}; this machine has {found}: use one of these, or auto") from error
 
 
 def pick_precision(name: str, device: torch.device) -> str:
@@ -76,6 +79,7 @@ def _probe(name: str) -> bool:
     return bool(getattr(torch.cpu, name, bool)())
 
 
+@functools.cache
 def settle() -> bool:
     """Whether bf16 products run in this process, after asking oneDNN to leave AMX alone if they do not.
 

@@ -10,7 +10,6 @@ used.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -24,10 +23,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from .. import __version__
+from ..runtime import files as disk
 from ..runtime.distributed import ALONE, Ranks, Shared
 from ..runtime.nested import differing
 from . import sharded
@@ -149,10 +149,9 @@ def _end(root: Path, step: int, state: Mapping[str, Any], files: Mapping[str, An
     """Give the folder its name, now that its files are there, and then drop old ones."""
     partial, final = _partial(root, step), root / name_of(step)
     record = {"format": FORMAT, "version": __version__, "step": step, **state, "files": files}
-    _write_text(partial / "state.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
-    _sync(partial)
+    disk.write_json(partial / "state.json", record)
     os.rename(partial, final)
-    _sync(root)
+    disk.sync(root)
     _prune(root, keep)
     return final
 
@@ -177,9 +176,11 @@ def read(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{folder} is not a checkpoint of esolm: it has no state.json")
     try:
-        state = json.loads(path.read_text())
+        state = json.loads(path.read_text(encoding="utf-8"))
         files, found = state["files"], state["format"]
         sizes = {name: entry["bytes"] for name, entry in files.items()}
+    except OSError as error:
+        raise disk.unreadable(path, error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(folder, f"state.json cannot be read ({error!r})") from error
     if found != FORMAT:
@@ -212,7 +213,7 @@ def verify(folder: Path, names: Iterable[str] | None = None) -> None:
     """Check the named files of a checkpoint, or all, against their hashes."""
     files = read(folder)["files"]
     for name in files if names is None else names:
-        if _digest(folder / name) != files[name]["sha256"]:
+        if disk.sha256(folder / name) != files[name]["sha256"]:
             raise _damaged(folder, f"{name} does not have the SHA-256 that state.json records")
 
 
@@ -240,9 +241,7 @@ def consolidate(folder: Path) -> Path:
     state = read(folder)
     tensors = {stem: load(folder, stem) for stem in STEMS}
     files = {f"{stem}.safetensors": _write(folder / f"{stem}.safetensors", t) for stem, t in tensors.items()}
-    _write_text(folder / ".state.json", json.dumps({**state, "files": files}, indent=1, allow_nan=False) + "\n")
-    os.replace(folder / ".state.json", folder / "state.json")
-    _sync(folder)
+    disk.write_json(folder / "state.json", {**state, "files": files})
     shutil.rmtree(folder / sharded.FOLDER)
     return folder
 
@@ -286,34 +285,13 @@ def _prune(root: Path, keep: int) -> None:
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, path)
+    disk.save_tensors(path, tensors)
     return _describe(path)
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    _sync(path)
-    return {"bytes": path.stat().st_size, "sha256": _digest(path)}
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
+    disk.sync(path)
+    return {"bytes": path.stat().st_size, "sha256": disk.sha256(path)}
 
 
 def _damaged(folder: Path, what: str) -> ValueError:

@@ -10,23 +10,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from .. import __version__
 from ..data import Tokenizer
 from ..data import tokenizer as make_tokenizer
 from ..net.denoiser import Denoiser, DenoiserConfig
+from ..runtime import files, machine
 from ..systems import System, find, names, options_of
 
 TYPE, PREFIX = "esolm", "net."
@@ -38,6 +37,8 @@ def is_model(path: Path) -> bool:
     """Whether the folder holds a model in this form."""
     try:
         return json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == TYPE
+    except PermissionError as error:
+        raise files.unreadable(path / "config.json", error) from error
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -63,8 +64,8 @@ def write(
 ) -> None:
     """Write a model into a folder that is there; about: where it comes from; dtype: of the stored weights."""
     write_config(folder, net.config, system, about or {})
-    state = {f"{PREFIX}{name}": t.detach().to("cpu", dtype).contiguous() for name, t in net.state_dict().items()}
-    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    state = {f"{PREFIX}{name}": t.to("cpu", dtype) for name, t in net.state_dict().items()}
+    files.save_tensors(folder / "model.safetensors", state, {"format": "pt"})
     write_tokenizer(folder, tokenizer, net.config.length)
 
 
@@ -78,7 +79,7 @@ def write_config(folder: Path, net: DenoiserConfig, system: System, about: Mappi
         "about": dict(about),
         "esolm_version": __version__,
     }
-    _write_json(folder / "config.json", config)
+    files.write_json(folder / "config.json", config, indent=2, sort_keys=True)
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
@@ -90,22 +91,30 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
     tokens = {role: tokenizer.core.id_to_token(i) for role, i in special.items() if i is not None}
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **tokens}
     config |= {"clean_up_tokenization_spaces": False, "model_input_names": ["input_ids", "attention_mask"]}
-    _write_json(folder / "tokenizer_config.json", config)
+    files.write_json(folder / "tokenizer_config.json", config, indent=2, sort_keys=True)
 
 
 def read(folder: Path, device: str = "cpu") -> tuple[Denoiser, System, Tokenizer]:
-    """What `write` wrote; raises ValueError, naming the file, for what is missing, damaged or of another network."""
+    """Read what `write` wrote; raises ValueError, naming the file, if one is missing, damaged or of another network."""
+    device = str(machine.pick_device(device))
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         net, options = Denoiser(DenoiserConfig(**config["net"])), dict(config["system"])
         system = trusted(options.pop("name"))(**options)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / 'config.json'} is not that of a model of esolm: {error!r}") from error
+    except OSError as error:
+        raise files.unreadable(folder / "config.json", error) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'config.json'} is not that of an esolm model: {error!r}") from error
     path = folder / "model.safetensors"
     try:
-        stored = load_file(path, device=device)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} is missing or damaged ({error}): make the folder again") from error
+        with path.open("rb"):  # safetensors does not say why it cannot open a file
+            stored = load_file(path, device=device)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing: write the folder again") from error
+    except OSError as error:
+        raise files.unreadable(path, error) from error
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): write the folder again") from error
     take(net, {name.removeprefix(PREFIX): t for name, t in stored.items()}, path)
     return net.to(device).eval(), system, read_tokenizer(folder, net.config, system)
 
@@ -167,24 +176,5 @@ def new(out: Path, force: bool = False) -> Iterator[Path]:
     if out.exists() and not (force and (is_model(out) or (out.is_dir() and not any(out.iterdir())))):
         advice = "choose another name" if force else "choose another name, or add --force if it is a model of esolm"
         raise ValueError(f"{out} exists and is left as it is: {advice}")
-    partial, old = (out.parent / f".{out.name}.{word}" for word in ("partial", "old"))
-    shutil.rmtree(partial, ignore_errors=True)
-    made = [parent for parent in out.parents if not parent.exists()]
-    partial.mkdir(parents=True)
-    try:
+    with files.new_folder(out) as partial:
         yield partial
-        if out.exists():
-            shutil.rmtree(old, ignore_errors=True)  # killed just before the end, an earlier call has left it
-            os.rename(out, old)
-        os.rename(partial, out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        with suppress(OSError):  # someone else may have put something there
-            for parent in made:
-                parent.rmdir()
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -12,22 +12,24 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 
 FOLDER = "shards"
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> Future:
     """Copy the tensors and begin to write them; every process calls this, and all have written when one's is done."""
+    import torch.distributed.checkpoint as dcp  # which takes a second to import
+
     writer = _hf("Writer")(str(folder), save_distributed=True)
     return cast(Future, dcp.async_save(dict(tensors), storage_writer=writer, process_group=group))
 
 
 def finish(writing: Future) -> None:
     """Wait until all processes have written; raises OSError if one could not."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         writing.result()
     except CheckpointException as error:
@@ -48,6 +50,8 @@ def shapes(folder: Path) -> dict[str, torch.Size]:
 
 def fill(folder: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
     """Copy what the folder holds into tensors of these names, by ranges: of a sharded tensor only the part here."""
+    import torch.distributed.checkpoint as dcp
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is as it should be
         dcp.load(dict(tensors), storage_reader=_hf("Reader")(str(folder)), no_dist=alone)
@@ -72,6 +76,8 @@ def _here(tensor: Any) -> tuple[slice, ...]:
 
 
 def _hf(kind: str) -> Any:
+    import torch.distributed.checkpoint as dcp
+
     name = f"HuggingFaceStorage{kind}"
     if not hasattr(dcp, name):
         raise ValueError(f"checkpoints of several processes need PyTorch 2.9 or newer, this is {torch.__version__}")

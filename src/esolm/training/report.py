@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ..runtime.nested import flat
-from ..runtime.progress import shown
 
 Sink = Callable[[Mapping[str, Any]], None]
-T = TypeVar("T")
-
-
-def watched(items: Sequence[T], what: str) -> Iterator[T]:
-    """Pass items on; after two seconds, on a terminal, a bar on standard error says how many are done."""
-    return shown(((item, 1) for item in items), what, len(items), TaskProgressColumn())
 
 
 class Live:

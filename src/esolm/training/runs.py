@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from ..runtime import files
 from ..runtime.nested import differing
 
 # Changing these does not change what the weights become, so a resumed run may have other ones.
@@ -38,13 +39,10 @@ def create(run: Path, config: Mapping[str, Any], copies: Iterable[Path]) -> None
     """Make a new run folder with its configuration and copies of the files that describe its data."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise ValueError(f"{run} is not empty and is not a run of esolm: choose another --run")
-    partial = run.parent / f".{run.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for path in copies:
-        shutil.copy2(path, partial / path.name)
-    (partial / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    os.rename(partial, run)
+    with files.new_folder(run) as partial:
+        for path in copies:
+            shutil.copy2(path, partial / path.name)
+        files.write(partial / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
 
 
 def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
@@ -67,9 +65,7 @@ def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
 
 def update_config(run: Path, config: Mapping[str, Any]) -> None:
     """Replace the configuration of a run, after it has been checked."""
-    partial = run / ".config.yaml.partial"
-    partial.write_text(yaml.safe_dump(dict(config), sort_keys=False))
-    os.replace(partial, run / "config.yaml")
+    files.write(run / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
 
 
 class Metrics:
