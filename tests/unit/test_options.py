@@ -28,16 +28,11 @@ def test_samplers_name_only_options_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    [
-        ({"alpha_0": 1.5}, "alpha_0"),
-        ({"num_steps": 0}, "num_steps"),
-        ({"window": 0}, "window"),
-        ({"batch_size": 0}, "batch"),
-    ],
+    ("name", "value"), [("alpha_0", 1.5), ("num_steps", 0), ("parallelism", 0), ("window", 0), ("batch_size", 0)]
 )
-def test_impossible_values_are_refused(options: dict, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        SamplingOptions(**options)
+def test_impossible_values_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        SamplingOptions(**{name: value})  # type: ignore[arg-type]
 
 
 def test_the_options_need_no_torch() -> None:
