@@ -1,7 +1,7 @@
 """From log-weights to likelihoods: bounds, jackknife estimates and their errors.
 
 A log-weight is log p(x | sigma_k), and p(x) = E_sigma[p(x | sigma)]. Everything here is a function of the matrix of
-log-weights alone, so the network is asked once and every estimator and every K is read off the same orders.
+log-weights alone, so the network runs once and every estimator and every K uses the same orders.
 
 Shapes: n sequences, K orders, G groups of k orders.
 """
@@ -20,18 +20,18 @@ def bound(log_w: Tensor) -> Tensor:
 
 
 def leave_out(log_w: Tensor, size: int) -> Tensor:
-    """The bounds that leave out one of k/size consecutive stretches of orders at a time, [..., k] -> [..., k/size]."""
+    """The bounds without one group of `size` consecutive orders at a time, [..., k] -> [..., k/size]."""
     k = log_w.shape[-1]
-    stretch = log_w.unflatten(-1, (-1, size)).logsumexp(-1)
-    # log(sum - stretch) from both sides of the stretch; subtracting from the total would lose a dominant weight.
-    nothing = torch.full_like(stretch[..., :1], -math.inf)
-    below = torch.cat([nothing, stretch.logcumsumexp(-1)[..., :-1]], -1)
-    above = torch.cat([stretch.flip(-1).logcumsumexp(-1).flip(-1)[..., 1:], nothing], -1)
+    group = log_w.unflatten(-1, (-1, size)).logsumexp(-1)
+    # Sum what is before and after the group: subtracting it from the total would cancel a dominant weight.
+    nothing = torch.full_like(group[..., :1], -math.inf)
+    below = torch.cat([nothing, group.logcumsumexp(-1)[..., :-1]], -1)
+    above = torch.cat([group.flip(-1).logcumsumexp(-1).flip(-1)[..., 1:], nothing], -1)
     return math.log(k - size) - torch.logaddexp(below, above)
 
 
 def jackknife(log_w: Tensor, size: int = 1) -> Tensor:
-    """m B_k - (m - 1) mean of the leave-one-out bounds, over m = k/size stretches: the 1/k part of the bias is gone.
+    """m B_k - (m - 1) mean of the leave-one-out bounds, over m = k/size groups: it removes the 1/k part of the bias.
 
     An estimate, not a bound. size 2 leaves out antithetic pairs.
     """

@@ -89,8 +89,8 @@ def nelbo(
 ) -> TextScore:
     """The system's own bound, the mean of num_draws draws for each sequence.
 
-    The times (or numbers of masks) of all draws of all sequences are one stratified set, dealt at random. Neither the
-    batches nor their size matter, nor how many processes share the sequences.
+    The times (or numbers of masks) of all draws form one stratified set, dealt to the sequences at random. The result
+    does not depend on the batch size or on the number of ranks.
     """
     if num_draws < 1 or batch_size < 1:
         raise ValueError(f"num_draws is {num_draws} and batch_size {batch_size}; both must be at least 1")
@@ -118,7 +118,7 @@ def nelbo(
 
 
 def from_weights(log_w: Tensor, sequences: Sequences, estimator: str, exact: bool = False, pair: int = 1) -> TextScore:
-    """The estimate that log-weights [n, K] give; pair 2: orders 2i and 2i+1 are antithetic."""
+    """The estimate from log-weights [n, K]; pair 2: orders 2i and 2i+1 are antithetic."""
     num_orders, weight = log_w.shape[1], sequences.tokens
     if estimator not in ESTIMATORS[1:]:
         raise ValueError(f"no estimator {estimator!r} of orders: choose one of {', '.join(ESTIMATORS[1:])}")

@@ -59,10 +59,10 @@ def read(
     field: str = "text",
     detokenizer: str | None = None,
 ) -> Sequences:
-    """The first sequences of prepared data, of a file or folder of text, or of a corpus, by the model's tokenizer.
+    """Read the first sequences of prepared data, of a file or folder of text, or of a corpus.
 
-    length: tokens of a sequence, by default the training length. A file is scored whole; a corpus with a split of its
-    own, and pydocs, by that split. Raises ValueError for the data of another tokenizer.
+    length: tokens of a sequence, by default the training length. Files are read whole; corpora that have splits, and
+    pydocs, by `split`. Raises ValueError for data that another tokenizer prepared.
     """
     if num_sequences is not None and num_sequences < 1:
         raise ValueError(f"num_sequences is {num_sequences}; it must be at least 1")
@@ -73,9 +73,7 @@ def read(
     length = trained_length if length is None else length
     if length < 1:
         raise ValueError(f"length is {length}; it must be at least 1")
-    if not Path(spec).exists() and ":" not in spec and spec not in corpora.SPECS:
-        raise ValueError(f"no file or folder {spec!r}, nor a corpus: choose one of {corpora.SPECS}")
-    corpus = corpora.corpus(f"text:{spec}" if Path(spec).exists() else spec, corpora.Reading(field))
+    corpus = corpora.corpus(spec, corpora.Reading(field))
     rules = detokenize.known(detokenizer) or corpus.detokenizer
     documents = (detokenize.detokenize(d.text, rules) for d in _documents(corpus, split))
     ids, size = _stream(documents, tokenizer, None if num_sequences is None else num_sequences * length)
@@ -111,13 +109,13 @@ def _prepared(
 
 
 def _bytes(ids: Tensor, tokenizer: Tokenizer) -> int:
-    """UTF-8 bytes of the text of ids, special tokens apart."""
+    """UTF-8 bytes of the text of ids, without special tokens."""
     special = (tokenizer.mask_id, tokenizer.eos_id, tokenizer.bos_id)
     return len(tokenizer.decode(i for i in ids.tolist() if i not in special).encode())
 
 
 def _documents(corpus: corpora.Corpus, split: str) -> Iterator[Document]:
-    """The split that the corpus has of its own, or makes by content, or all of a file."""
+    """The documents of a split: the corpus's own split, or one by content, or the whole file."""
     if split not in ("train", "valid"):
         raise ValueError(f"split is {split!r}; it must be 'train' or 'valid'")
     if corpus.name.startswith("text:"):
@@ -128,7 +126,7 @@ def _documents(corpus: corpora.Corpus, split: str) -> Iterator[Document]:
 
 
 def _stream(texts: Iterable[str], tokenizer: Tokenizer, limit: int | None) -> tuple[np.ndarray, int]:
-    """The ids of all texts, each ended by EOS, at most `limit` of them, and the bytes of the text in them."""
+    """Up to `limit` ids of all texts, each ended by EOS, and the bytes of the text in them."""
     if tokenizer.eos_id is None:
         raise ValueError(f"documents are joined by an end of text, and tokenizer {tokenizer.name} has none")
     found, held, size = [], 0, 0

@@ -25,10 +25,9 @@ EVERY = 60.0
 
 
 class WorkFile:
-    """Log-weights on disk, written whole or not at all, of one model, data and seed.
+    """The log-weights of one model, data and seed in a file that is replaced atomically.
 
-    Each of several processes keeps what it finds in a part of its own; at the end, or by the next command, whatever its
-    number of processes, the parts become one file.
+    Each rank saves to its own part. The parts are merged at the end, or by the next command with any number of ranks.
     """
 
     def __init__(self, path: str | None, identity: dict[str, Any], ranks: Ranks = ALONE) -> None:
@@ -39,7 +38,7 @@ class WorkFile:
             self._read(file)
 
     def files(self) -> list[Path]:
-        """The file and its parts, as many as there are."""
+        """The file and its parts, as far as they exist."""
         if self.path is None:
             return []
         parts = sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.part-*"))
@@ -51,20 +50,20 @@ class WorkFile:
                 theirs = json.loads((file.metadata() or {})["identity"])
                 matrices = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError) as error:
-            raise ValueError(f"{path} is no work file of esolm score ({error}): give another --work") from error
+            raise ValueError(f"{path} is not a work file of esolm score ({error}): choose another --work") from error
         pairs = differing(theirs, self.identity).items()
         if pairs:
             other = "; ".join(f"{key} is {a!s:.12} there and {b!s:.12} here" for key, (a, b) in pairs)
-            raise ValueError(f"{path} is of another model, data or seed: {other}. Give another --work, or remove it")
+            raise ValueError(f"{path} is of another model, data or seed: {other}. Choose another --work, or remove it")
         for key, matrix in matrices.items():
             self.matrices[key] = _united(self.matrices.get(key, matrix), matrix)
 
     def known(self, index: int) -> Tensor | None:
-        """What is known of one corpus."""
+        """The log-weights of one corpus."""
         return self.matrices.get(str(index))
 
     def keeper(self, index: int) -> Callable[[Tensor], None]:
-        """What takes the matrix of one corpus and writes the file now and then."""
+        """A function that takes the matrix of one corpus and saves at most once a minute."""
 
         def keep(matrix: Tensor) -> None:
             self.matrices[str(index)], self.changed = matrix, True
@@ -74,11 +73,11 @@ class WorkFile:
         return keep
 
     def own(self, path: Path) -> Path:
-        """The file of this process while others work too."""
+        """The file of this rank."""
         return path if self.ranks.world == 1 else path.with_name(f"{path.name}.part-{self.ranks.rank}")
 
     def save(self, path: Path) -> None:
-        """Write everything under another name, then rename it."""
+        """Save everything atomically."""
         files.save_tensors(path, self.matrices, {"identity": json.dumps(self.identity)})
         self.changed, self.saved = False, time.monotonic()
 
@@ -93,7 +92,7 @@ class WorkFile:
         if error is not None:
             if self.changed:
                 self.save(self.own(self.path))
-        elif self.ranks.rank == 0:  # every process has everything now
+        elif self.ranks.rank == 0:  # every rank has the whole matrix now
             parts = [file for file in self.files() if file != self.path]
             if self.changed or parts:
                 self.save(self.path)
@@ -102,7 +101,7 @@ class WorkFile:
 
 
 def _united(one: Tensor, other: Tensor) -> Tensor:
-    """What either of two matrices knows, [n, K]."""
+    """Two matrices merged, [n, K]; NaN is unknown."""
     width = max(one.shape[1], other.shape[1])
     one, other = (F.pad(t, (0, width - t.shape[1]), value=math.nan) for t in (one, other))
     return torch.where(one.isnan(), other, one)

@@ -1,6 +1,6 @@
-"""The sampling loops: a complete schedule in, one network call per step, a caller's cache, no generator state.
+"""The sampling loops: each takes a complete schedule, calls the network once per step, and yields what it committed.
 
-Every loop is an iterator over its steps. Tokens stay in the order of the schedule throughout.
+Tokens stay in the order of the schedule throughout. There is no generator state.
 
 Shapes: B batch, L length, K steps, m masks and c clean tokens fed at a step, V vocabulary.
 """
@@ -85,14 +85,14 @@ def any_order_plan(
     return order.ancestral(given, valid, rng, alpha_0, steps, given_order)
 
 
-def places(begin: Tensor, count: Tensor, most: int, fill: int) -> Tensor:
-    """Places begin, begin + 1, ... of each row, int [B, most]; `fill` behind the row's own count."""
+def places(begin: Tensor, count: Tensor, most: int, pad: int) -> Tensor:
+    """Places begin, begin + 1, ... of each row, int [B, most]; `pad` after the row's own count."""
     offset = torch.arange(most)
-    return torch.where(offset < count[:, None], begin[:, None] + offset, fill)
+    return torch.where(offset < count[:, None], begin[:, None] + offset, pad)
 
 
 def capacity(schedule: Schedule) -> int:
-    """Slots that the cache of a schedule needs: all places, and what one pass writes behind them."""
+    """Slots that a cache needs for a schedule: all places, and those that one pass writes after them."""
     most = int(schedule.sizes.max())
     return schedule.sigma.shape[1] + most + max(most, int(schedule.given.max()))
 
@@ -105,7 +105,7 @@ def _prefix_rank(num_clean: Tensor | int, place: Tensor) -> Tensor:
 def _labels(
     clean: Tensor,
     masks: Tensor,
-    fill: int,
+    pad: int,
     rank: Callable[[Tensor], Tensor],
     hide_masks: bool,
     device: torch.device,
@@ -113,7 +113,7 @@ def _labels(
     """The sampling pattern: causal in the order. hide_masks: a mask sees the clean tokens and itself only."""
     place = torch.cat([clean, masks], 1)
     slot = torch.arange(place.shape[1]).expand_as(place)
-    real = place < fill
+    real = place < pad
     ranks = torch.where(real, rank(place), HIDDEN)
     horizon = torch.where(real, rank(place), -1)
     clique = torch.where(real, -1, slot)
@@ -142,7 +142,7 @@ def ordered(
     """
     batch, length = x.shape
     device, mask_id = x.device, choose.mask_id
-    sigma = F.pad(schedule.sigma, (0, 1))  # the last place is where fill goes
+    sigma = F.pad(schedule.sigma, (0, 1))  # the last place is for padding
     tokens = F.pad(x.cpu().gather(1, schedule.sigma), (0, 1), value=mask_id).to(device)
     even = bool((schedule.sizes == schedule.sizes[:1]).all() and (schedule.given == schedule.given[:1]).all())
     begin, count = torch.zeros_like(schedule.given), schedule.given
@@ -192,7 +192,7 @@ def prefix_ordered(net: Network, x: Tensor, schedule: Schedule, choose: Chooser,
         token = choose.grid(logits, at)
         _write(tokens, at, token, drawn)
         yield Step(at.cpu(), token, drawn)
-    # What is left is the sequential phase, with everything so far given.
+    # The sequential phase, with everything so far given.
     rest = (step + diffusion).clamp_max(schedule.sizes.shape[1] - 1)
     left = torch.where(step + diffusion < schedule.sizes.shape[1], schedule.sizes.gather(1, rest), 0)
     left = left[:, : int((left > 0).sum(1).max())]
@@ -211,7 +211,7 @@ def _write(tokens: Tensor, position: Tensor, token: Tensor, drawn: Tensor) -> No
 def bidirectional(net: Network, x: Tensor, valid: Tensor, schedule: Schedule, choose: Chooser) -> Iterator[Step]:
     """MDLM: every step runs the whole sequence, and only the positions of the step get logits.
 
-    A step in which nothing is unmasked has no entry in the schedule: its prediction would be the one before.
+    A step that unmasks nothing has no entry in the schedule: it would repeat the prediction before it.
     """
     length = x.shape[1]
     clean = torch.arange(length) < schedule.given[:, None]
@@ -238,7 +238,7 @@ def left_to_right(
 ) -> Iterator[Step]:
     """AR: the prompt in one pass, then one token a pass, each predicted from the token before it.
 
-    lengths, prompt: int [B], the tokens in all and the given ones, which stand first.
+    lengths, prompt: int [B], the number of all tokens and of the given ones, which come first.
     """
     batch, device = len(x), x.device
     before = F.pad(x, (1, 0), value=start_id)  # the token that predicts position i stands at i
@@ -269,7 +269,7 @@ def blockwise(
 ) -> Iterator[Step]:
     """BD3-LM: block by block, with a cache between blocks and the steps of the schedule inside.
 
-    The first pass of a block also feeds the clean block before it, which is committed then.
+    The first pass of a block also feeds the clean block before it and commits that.
     """
     batch, length = x.shape
     device = x.device

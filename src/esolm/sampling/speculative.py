@@ -25,16 +25,16 @@ from .loops import Chooser, places
 from .request import Drafts, Step
 
 MOST = 24
-"""The widest that the adaptive window becomes."""
+"""Largest adaptive window."""
 PRIOR, MEMORY = (2.0, 0.5), 0.85
-"""Accepted and rejected drafts that a row begins with, and what a pass leaves of the counts before it."""
+"""Initial counts of accepted and rejected drafts, and their decay per pass."""
 
 
 def draft(choose: Chooser, logits: Tensor, row: Tensor, position: Tensor) -> Tensor:
     """Tokens from the proposals q, int [R]; logits [R, V].
 
-    A position is drafted by the same number in every pass, so that a q that hardly moved gives the same token again
-    and what was proposed behind it stays fitting. It is judged once, by the q of the last draft.
+    A position uses the same uniform draw in every pass, so a q that hardly changed gives the same token again and the
+    proposals after it still fit. Each draft is judged once, by the q it was last drawn from.
     """
     return choose(logits, row, position)
 
@@ -46,24 +46,24 @@ def accept(p: Tensor, q: Tensor, token: Tensor, u: Tensor) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """What a replacement is drawn from: weights max(0, p - q) [R, V], or p where rounding leaves nothing of them."""
+    """The weights of a replacement: max(0, p - q) [R, V], or p where rounding leaves no weight."""
     rest = (p - q).clamp_min(0)
     return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
 
 
 def adapt(accepted: Tensor, rejected: Tensor) -> Tensor:
-    """The adaptive window, int [B]: two more than the drafts accepted for each rejected one, of late."""
+    """The adaptive window, int [B]: 2 + the recent ratio of accepted to rejected drafts."""
     return (2 + accepted / rejected).clamp_max(MOST).round().long()
 
 
-def labels(clean: Tensor, masks: Tensor, end: Tensor, fill: int) -> Visibility:
+def labels(clean: Tensor, masks: Tensor, end: Tensor, pad: int) -> Visibility:
     """Clean tokens are causal in the order. A mask sees itself and, up to `end` [B], the clean tokens before it.
 
     clean [B, C] and masks [B, M] are places.
     """
     place = torch.cat([clean, masks], 1)
     slot = torch.arange(place.shape[1]).expand_as(place)
-    token, real = slot < clean.shape[1], place < fill
+    token, real = slot < clean.shape[1], place < pad
     horizon = torch.where(token, place, torch.minimum(place, end[:, None]) - 1)
     rank = torch.where(token & real, place, HIDDEN)
     return Visibility(rank, torch.where(real, horizon, -1), torch.where(token & real, -1, slot))
@@ -75,19 +75,19 @@ def speculative(
     """Eso-LM (B): the tokens of the order one by one, each from its exact conditional, in fewer passes than tokens.
 
     A pass feeds the newest verified token, drafts behind it, a mask in the place of each draft that sees what comes
-    before, and masks in the next places that see all drafts. window: tokens drawn ahead of a pass, those that are
-    certain included, so that 1 is the ordinary sampler; None adapts it, for each row alone.
+    before, and masks in the next places that see all drafts. window: tokens drafted ahead of a pass, including the one
+    that is certain, so 1 is the ordinary sampler; None adapts it for each row.
     """
     batch, length = x.shape
     device = x.device
-    sigma = F.pad(schedule.sigma, (0, 1))  # the last place is where fill goes
+    sigma = F.pad(schedule.sigma, (0, 1))  # the last place is for padding
     tokens = F.pad(x.cpu().gather(1, schedule.sigma), (0, 1), value=choose.mask_id).to(device)
     total = schedule.given + schedule.sizes.sum(1)
     hits, misses = (torch.full(total.shape, count, dtype=torch.float64) for count in PRIOR)
     width = adapt(hits, misses) if window is None else torch.full_like(total, min(window, length))
     most = min(MOST if window is None else window, length)
     cache = net.new_cache(batch, length + int(schedule.given.max()) + 3 * most + 1)
-    # Ends of three runs of places: cached, verified, and proposed for by the rows of `logits` that `where` names.
+    # Ends of three ranges of places: cached, verified, and proposed by the rows of `logits` at `where`.
     cached, known, proposed = torch.zeros_like(total), schedule.given, schedule.given
     logits, where = torch.empty(0, net.config.vocab_size, device=device), torch.zeros_like(sigma)
     while bool((live := known < total).any()):
@@ -116,7 +116,7 @@ def speculative(
         rest = residual(p[it.to(device)], q[it.to(device)])
         number = _uniform(choose, "residual", again, position[it], device)
         _write(tokens, again, at[again], inverse_cdf(rest, number))
-        exact = (live & ~rejected & (at < total)).nonzero()[:, 0]  # all drafts stand: so does the first proposal
+        exact = (live & ~rejected & (at < total)).nonzero()[:, 0]  # all drafts and the first proposal
         chosen = choose(logits[where[exact, at[exact]].to(device)], exact, sigma[exact, at[exact]])
         _write(tokens, exact, at[exact], chosen)
 
@@ -140,11 +140,11 @@ def _forward(
     mask_id: int,
 ) -> tuple[Tensor, Tensor]:
     """One pass: the logits of the real masks [R, V], and by place which of them is a row's, int [B, L + 1]."""
-    fill, device = sigma.shape[1] - 1, tokens.device
-    real = masks < fill
+    pad, device = sigma.shape[1] - 1, tokens.device
+    real = masks < pad
     even = bool((clean == clean[:1]).all() and (masks == masks[:1]).all())
     rows = slice(0, 1) if even else slice(None)
-    seen = labels(clean[rows], masks[rows], end[rows], fill)
+    seen = labels(clean[rows], masks[rows], end[rows], pad)
     seen = Visibility(seen.rank.to(device), seen.horizon.to(device), seen.clique.to(device))
     fed = tokens.gather(1, clean.to(device))
     fed = torch.cat([fed, fed.new_full(masks.shape, mask_id)], 1)
@@ -157,9 +157,9 @@ def _forward(
     return logits.flatten(0, -2), where
 
 
-def _run(begin: Tensor, count: Tensor, fill: int) -> Tensor:
+def _run(begin: Tensor, count: Tensor, pad: int) -> Tensor:
     """The places begin, begin + 1, ... of each row."""
-    return places(begin, count, int(count.max()), fill)
+    return places(begin, count, int(count.max()), pad)
 
 
 def _write(tokens: Tensor, row: Tensor, place: Tensor, value: Tensor) -> None:
@@ -167,7 +167,7 @@ def _write(tokens: Tensor, row: Tensor, place: Tensor, value: Tensor) -> None:
 
 
 def _uniform(choose: Chooser, name: str, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
-    """The number of a position for one purpose, float64 [R]."""
+    """The uniform draw of a position for one purpose, float64 [R]."""
     return to_device(uniform(fold(choose.rng.key, name), row + choose.rng.first, position), device)
 
 

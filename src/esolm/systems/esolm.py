@@ -117,7 +117,7 @@ class EsoLM(AnyOrder):
         return self.alpha_0 if self.alpha_0 in (0, 1) else self.kappa
 
     def diffused(self, examples: Tensor) -> Tensor:
-        """Which global examples take the diffusion term in training, bool [B]."""
+        """The global examples that take the diffusion term in training, bool [B]."""
         return ((examples + 1) * self.share).floor() > (examples * self.share).floor()
 
     def counts(self, scored: Tensor, rng: Randomness) -> dict[str, int]:
@@ -211,7 +211,9 @@ class EsoLM(AnyOrder):
         if 0 < self.share < 1:
             least = math.ceil(max(1 / self.share, 1 / (1 - self.share)))
             if total < least:
-                raise ValueError(f"a batch of {total} has no room for both terms at kappa {self.share}: use {least}")
+                raise ValueError(
+                    f"a batch of {total} is too small for both terms at kappa {self.share}: use at least {least}"
+                )
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         if request.options.sampler == "speculative" and self.variant == "A":
