@@ -9,6 +9,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -198,3 +199,14 @@ def test_the_citation_is_valid_yaml_and_names_the_paper() -> None:
     assert len(paper["authors"]) == 10
     readme = (ROOT / "README.md").read_text()
     assert all(f"{a['family-names']}, {a['given-names']}" in readme for a in paper["authors"])
+
+
+def test_the_changelog_names_modules_that_exist() -> None:
+    """The right column of the table of imports; "the same" stands for the names of the left column."""
+    table = (ROOT / "CHANGELOG.md").read_text().split("\nImports:\n")[1].split("\n\n")[1]
+    for row in table.splitlines()[2:]:
+        before, now = (re.findall(r"`([\w.]+)`", cell) for cell in row.strip("| ").split(" | "))
+        if now[0].endswith("."):
+            now = [now[0] + name.split(".")[-1] for name in before]
+        for target in (name for name in now if name.startswith(("esolm.", "experiments."))):
+            assert pkgutil.resolve_name(target), target
