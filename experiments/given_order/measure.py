@@ -9,7 +9,7 @@ import sys
 import torch
 
 import esolm
-from esolm.likelihood.scoring import read
+from esolm.likelihood.texts import read
 
 SEQUENCES, ORDERS = 128, 4
 
@@ -19,7 +19,7 @@ def main(data: str, runs: list[str]) -> list[dict]:
     found = []
     for run in runs:
         lm = esolm.load(run)
-        x = read(lm, data, num_sequences=SEQUENCES).x
+        x = read(data, lm.tokenizer, lm.net.config.length, num_sequences=SEQUENCES).batch.x
         length = x.shape[1]
         generator = torch.Generator().manual_seed(0)
         anywhere = [torch.randperm(length, generator=generator)[: length // 2].tolist() for _ in x]

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 import esolm
+from esolm.core.batch import Batch
 from esolm.likelihood import scoring as evaluate
 from esolm.likelihood.orders import padded
+from esolm.likelihood.texts import Sequences
 from esolm.metrics import overlap
 from esolm.model import LanguageModel, until
 
@@ -61,7 +63,7 @@ def bounds(lm: LanguageModel, given: list[list[int]], docs: list[dict[str, Any]]
     rows = [[*p, *lm.tokenizer.encode(d["targets"][0]), eos] for p, d in zip(given, docs, strict=True)]
     x, valid = padded(rows)
     head = torch.arange(x.shape[1]) < torch.tensor([len(p) for p in given])[:, None]
-    found = evaluate.nelbo(lm, evaluate.Sequences("scitldr", x, valid, head, 0), num_draws=draws)
+    found = evaluate.nelbo(lm, Sequences("scitldr", Batch(x, valid, head), 0), num_draws=draws)
     return found.nats / found.tokens
 
 
@@ -90,7 +92,7 @@ def score(
     }
     rows = [[*p, *[None] * room] for p in given]
     for count in steps:
-        made = lm.sample(len(rows), tokens=rows, num_steps=count, top_p=top_p, seed=0, batch_size=32)
+        made = lm.sample(tokens=rows, num_steps=count, top_p=top_p, seed=0, batch_size=32)
         texts = [until(t[len(p) :], lm.tokenizer.eos_id) for t, p in zip(made.tokens, given, strict=True)]
         found = overlap.best_rouge([lm.tokenizer.decode(ids) for ids in texts], references)
         about["rouge"][f"T = {count}"] = {**found, "seconds": made.seconds, "passes": made.passes}
