@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -162,6 +163,28 @@ def close(found: Any, expected: Any, where: str = "") -> None:
 
 def test_losses_samples_and_scores_are_those_recorded() -> None:
     close(record(), json.loads((HERE / "outputs.json").read_text()))
+
+
+OLD_SAMPLES = [
+    [86, 43, 197, 232, 41, 111, 13, 1, 100, 111, 213, 198, 59, 64, 8, 67],
+    [256, 32, 238, 8, 32, 209, 256, 103, 15, 19, 147, 190, 104, 97, 223, 239],
+]
+"""What the code before the move drew from the run and the model that it had written."""
+
+
+@pytest.mark.parametrize("name", ["old_run", "old_model"])
+def test_old_folders_load_and_sample_as_they_did(name: str) -> None:
+    assert esolm.load(HERE / name).sample(num_samples=2, num_steps=5, seed=4).tokens == OLD_SAMPLES
+
+
+def test_an_old_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text(corpus())
+    shutil.copytree(HERE / "old_run", tmp_path / "run")
+    run(f"prepare text:{tmp_path / 'corpus.txt'} {tmp_path / 'data'} --tokenizer bytes --length 16 --lines true")
+    size = SIZE.replace("--steps=6", "--steps=8")
+    run(f"train demo --data={tmp_path / 'data'} --run={tmp_path / 'run'} {size} {SYSTEMS['esolm-0.5']}")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "terms" in line] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 if __name__ == "__main__":

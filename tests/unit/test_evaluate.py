@@ -141,7 +141,7 @@ def test_prepared_pairs_and_padding(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("  \n")
     for spec, options, words in [
-        ("nothing.txt", {}, "no file or folder 'nothing.txt'"),
+        ("nothing.txt", {}, "'nothing.txt'"),
         ("text:nothing.txt", {}, "no file 'nothing.txt'"),
         (str(tmp_path / "empty.txt"), {}, "no text"),
         (str(tmp_path / "empty.txt"), {"num_sequences": 0}, "num_sequences is 0"),
