@@ -28,9 +28,9 @@ WRAPPERS = {"interop/hf": "transformers", "interop/harness": "lm_eval"}
 MODULE_LINES, FUNCTION_LINES = 350, 60
 
 # What does not follow the rules yet: these sets may only shrink.
-LONG_MODULES: set[str] = {"data/prepare.py", "net/attention.py"}
-LONG_FUNCTIONS: set[str] = {"data/prepare: prepare"}
-TWICE: set[str] = {"Call", "Corpus", "EsoLM", "Rows", "Source"}
+LONG_MODULES: set[str] = {"net/attention.py"}
+LONG_FUNCTIONS: set[str] = set()
+TWICE: set[str] = {"Call", "Corpus", "EsoLM", "Source"}
 PROBES: set[str] = set()
 CASTS: set[str] = set()
 UPWARD: set[str] = set()
