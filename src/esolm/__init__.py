@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from .core.visibility import Visibility
     from .model import LanguageModel, Samples, load
     from .net.denoiser import Denoiser, DenoiserConfig, Rows
+    from .training.config import RunConfig
+    from .training.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -22,8 +24,10 @@ _HOME = {
     "LanguageModel": "model",
     "Randomness": "core.randomness",
     "Rows": "net.denoiser",
+    "RunConfig": "training.config",
     "Samples": "model",
     "Schedule": "core.order",
+    "Trainer": "training.trainer",
     "Visibility": "core.visibility",
     "load": "model",
 }
@@ -35,8 +39,10 @@ __all__ = [
     "LanguageModel",
     "Randomness",
     "Rows",
+    "RunConfig",
     "Samples",
     "Schedule",
+    "Trainer",
     "Visibility",
     "load",
 ]

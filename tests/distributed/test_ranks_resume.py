@@ -64,7 +64,7 @@ def test_saved_by_two_and_resumed_by_one_two_and_four(by_two, one, two, four, da
         shutil.copytree(half, tmp_path / name)
         results = processes(crew.command, halfway(data, tmp_path / name, parallel))
         assert results[0][0] == 0, results[0][2]
-        assert "going on from" in results[0][1]
+        assert "resuming from" in results[0][1]
         assert_close(tmp_path / name, one)
 
 
@@ -125,7 +125,7 @@ def test_a_rank_killed_inside_a_checkpoint_and_torchrun_goes_on(one, data, tmp_p
     said, _ = process.communicate(timeout=500)
     assert process.returncode == 0, said
     assert "exitcode: -9) local_rank: 1" in said
-    assert f"going on from {tmp_path / 'run' / 'checkpoints' / checkpoint.name_of(HALF)}" in said
+    assert f"resuming from {tmp_path / 'run' / 'checkpoints' / checkpoint.name_of(HALF)}" in said
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
     assert_close(tmp_path / "run", one)
 

@@ -9,17 +9,24 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from esolm import cli
+from esolm.core.batch import Batch
+from esolm.core.randomness import Randomness
 from esolm.core.terms import Term
 from esolm.data.manifest import Manifest, Shard, Split
 from esolm.data.tokenizer import tokenizer
+from esolm.net.protocol import Forward
 from esolm.storage import checkpoint
-from esolm.training import loop as train
+from esolm.systems import System
+from esolm.systems.mdlm import MDLM
+from esolm.training import trainer
 
 LENGTH = 16
 
@@ -43,14 +50,14 @@ def make_data(folder: Path, seed: int = 0, length: int = LENGTH) -> Path:
 
 def interrupt_after(monkeypatch, step: int, number: int = signal.SIGINT) -> None:
     """The signal arrives in the middle of a step."""
-    original = train.accumulate
+    original = trainer.accumulate
 
     def interrupted(net, system, source, index, *rest):
         if index == step - 1:
             signal.raise_signal(number)
         return original(net, system, source, index, *rest)
 
-    monkeypatch.setattr(train, "accumulate", interrupted)
+    monkeypatch.setattr(trainer, "accumulate", interrupted)
 
 
 def command(data: Path, run: Path, *more: str) -> list[str]:
@@ -88,21 +95,22 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Exploding:
-    """A system whose second term is not a number from the given call on."""
+class Exploding(System):
+    """MDLM with a second term that is NaN from the given training call on."""
 
     at: int = 6
     mask_id: int = -1
-    calls = [0]  # noqa: RUF012
+    calls: ClassVar = [0]
+    samplers: ClassVar = {}
 
-    def counts(self, scored, rng):
-        return {"calm": int(scored.sum()), "wild": int(scored.sum())}
+    def counts(self, scored: Tensor, rng: Randomness) -> dict[str, int]:
+        return {"diffusion": int(scored.sum()), "wild": int(scored.sum())}
 
-    def terms(self, net, x, valid, given, rng, train):
+    def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
         self.calls[0] += train
-        nats = net.embed(x).sum(-1).square()
-        wild = nats * (float("nan") if self.calls[0] >= self.at else 1.0)
-        return [Term("calm", nats, torch.ones_like(x, dtype=torch.bool)), Term("wild", wild, torch.ones_like(x) > 0)]
+        (calm,) = MDLM(mask_id=self.mask_id).terms(net, batch, rng, train)
+        wild = calm.nats * (float("nan") if self.calls[0] >= self.at else 1.0)
+        return [calm, Term("wild", wild, calm.valid)]
 
 
 def kill_inside(function: str, call: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from esolm import cli
-from esolm.training import config
+from esolm.training.config import RunConfig, preset_names
 
 SMALL = ["--steps=7", "--optim.lr=1e-3"]
 
@@ -71,21 +71,20 @@ def test_the_demo_is_of_one_system(capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", config.preset_names())
+@pytest.mark.parametrize("name", preset_names())
 def test_every_preset_is_a_configuration(name):
-    tree, printing = config.read_config([name])
-    assert not printing
-    assert tree["run"] == f"runs/{name}"
-    for key, group in config.GROUPS.items():
-        group(**tree[key])
+    config = RunConfig.preset(name)
+    assert config.run == f"runs/{name}"
+    assert RunConfig.from_tree(config.tree()) == config
     if name.startswith(("lm1b", "owt")):
-        assert (tree["batch"]["size"], tree["optim"]["lr"], tree["optim"]["warmup"]) == (512, 3e-4, 2500)
-        assert (tree["net"]["layers"], tree["net"]["width"], tree["net"]["dropout"]) == (12, 768, 0.1)
-        assert tree["steps"] == (1_000_000 if name.startswith("lm1b") else 250_000)
+        assert (config.batch.size, config.optim.lr, config.optim.warmup) == (512, 3e-4, 2500)
+        assert (config.net["layers"], config.net["width"], config.net["dropout"]) == (12, 768, 0.1)
+        assert config.steps == (1_000_000 if name.startswith("lm1b") else 250_000)
 
 
 def test_a_system_by_name_takes_its_own_options(capsys):
-    tree, _ = config.read_config(["demo", "--system.name=bd3lm", "--system.block_size", "8"])
+    assert cli.main(["train", "demo", "--print_config", "--system.name=bd3lm", "--system.block_size", "8"]) == 0
+    tree = yaml.safe_load(capsys.readouterr().out)
     assert tree["system"]["block_size"] == 8
     assert "alpha_0" not in tree["system"]
     assert "--system.block_size" in failing(capsys, "train", "demo", "--system.name=bd3lm", "--system.blocksize=8")
@@ -118,6 +117,6 @@ def test_bad_values_and_missing_things_are_one_line(capsys, tmp_path):
 def test_a_base_is_below_and_a_file_beside_it(tmp_path):
     (tmp_path / "below.yaml").write_text("base: laptop-esolm\nsteps: 5\noptim: {lr: 0.5}\n")
     (tmp_path / "above.yaml").write_text("base: below.yaml\nsystem: {name: mdlm}\noptim: {warmup: 1}\n")
-    tree, _ = config.read_config([str(tmp_path / "above.yaml")])
-    assert (tree["steps"], tree["optim"]["lr"], tree["optim"]["warmup"]) == (5, 0.5, 1)
-    assert tree["system"]["name"] == "mdlm"
+    config = RunConfig.preset(str(tmp_path / "above.yaml"))
+    assert (config.steps, config.optim.lr, config.optim.warmup) == (5, 0.5, 1)
+    assert config.system["name"] == "mdlm"

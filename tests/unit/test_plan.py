@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esolm import cli
+from esolm.cli.plan import size
 from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness, fold
 from esolm.core.terms import total
@@ -18,10 +19,11 @@ from esolm.net.denoiser import Denoiser, DenoiserConfig
 from esolm.runtime.machine import autocast
 from esolm.systems import FROM_DATA, find
 from esolm.training import cost as counting
-from esolm.training import plan
+from esolm.training.config import RunConfig
 from esolm.training.cost import count
 from esolm.training.learner import Learner
-from esolm.training.options import Batching, Compute, Optim
+from esolm.training.options import Compute, Optim
+from esolm.training.plan import Cluster, plan
 
 V = 64
 SYSTEMS = {"esolm": {"alpha_0": 0.5}, "mdlm": {}, "bd3lm": {"block_size": 16}, "ar": {}}
@@ -123,22 +125,26 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["memory"]["total"] == pytest.approx(sum(v for k, v in found["memory"].items() if k != "total"), abs=9)
     assert found["fits"]
     assert found["tokens_per_second"] == pytest.approx(64 * 400e12 * 0.4 / found["flops_per_token"], rel=1e-6)
+    assert (found["tflops"], found["efficiency"], found["steps"]) == (400, 0.4, 250_000)
+    assert found["hours"] == pytest.approx(250_000 * found["seconds_per_step"] / 3600)
     assert cli.main([*argv[:4], "--preset", "nothing"]) == 2
     assert cli.main(["plan", "--preset", "owt-mdlm", *argv[2:-1]]) == 0
-    assert "fits" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    for word in ("fits", "40% of 400 TFLOP/s", "hours"):
+        assert word in printed
 
 
 @pytest.mark.parametrize(("text", "value"), [("80GB", 80e9), ("24g", 24e9), ("1.5TB", 1.5e12), ("8e9", 8e9)])
 def test_sizes(text: str, value: float) -> None:
-    assert plan.size(text) == value
+    assert size(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "80 apples", "0"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(ValueError, match="as in 80GB"):
-        plan.size(text)
+    with pytest.raises(ValueError, match="gpu_memory"):
+        size(text)
 
 
 def test_batches_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ValueError, match="processes"):
-        plan.plan(sizes(), made("mdlm"), Batching(10), Compute(precision="bf16"), plan.Cluster(gpus=4))
+    with pytest.raises(ValueError, match=r"batch\.size 10"):
+        plan(RunConfig.preset("demo", batch={"size": 10}), Cluster(gpus=4), V)

@@ -81,7 +81,7 @@ def measure(
             "quartiles": [round(against.low, 3), round(against.high, 3)],
             "predicted_ratio": round(counted, 3),
             "over_prediction": round(against.median / counted, 3),
-            "padding_share": round(work[name].fill / work[name].fed, 4),
+            "padding_share": round(work[name].padding / work[name].rows, 4),
             "seconds": round(times.median, 4),
             "tokens_per_second": round(batch * length / times.median),
             "gflops": round(3 * flops[name] / times.median / 1e9, 1),

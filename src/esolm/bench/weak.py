@@ -20,7 +20,7 @@ from ..net.denoiser import Denoiser, DenoiserConfig
 from ..runtime.distributed import ALONE, Ranks
 from ..systems import find
 from ..training.learner import Learner
-from ..training.loop import accumulate
+from ..training.loss import accumulate
 from ..training.options import Batching, Compute, Optim
 from ..training.parallel import connect, shard
 

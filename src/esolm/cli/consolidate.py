@@ -1,4 +1,4 @@
-"""`esolm consolidate`: join a checkpoint that several processes saved."""
+"""`esolm consolidate`: merge a sharded checkpoint into single files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .parsing import parse, parser
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
     made = parser("consolidate RUN|CHECKPOINT", COMMANDS["consolidate"])
-    made.add_argument("folder", type=str, help="A checkpoint, or a run for all its checkpoints.")
+    made.add_argument("folder", type=str, help="A checkpoint, or a run to consolidate all its checkpoints.")
     folder = Path(parse(made, argv)["folder"])
     root = folder / "checkpoints"
     found = [root / checkpoint.name_of(step) for step in checkpoint.list_steps(root)] or [folder]

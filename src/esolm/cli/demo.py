@@ -12,46 +12,41 @@ from rich.table import Table
 from ..data import Loader, Manifest, prepare
 from ..metrics.ngrams import ngram_perplexity
 from ..model import load
-from ..training import runs
-from ..training.config import read_config, show_config
-from ..training.launch import launch
+from ..training.trainer import Trainer
+from .train import OWN, read, show
 
 MODES = {"diffusion": 1.0, "hybrid": 0.25, "left to right": 0.0}  # alpha_0
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the demo; options after `demo` are those of `esolm train demo`."""
-    config, printing = read_config(["demo", *argv])
-    if printing:
-        return show_config(config)
-    if (name := config["system"]["name"]) != "esolm":
-        raise ValueError(f"the demo shows the modes of esolm: for {name} use `esolm train demo --system.name {name}`")
-    data, run = Path(config["data"]), Path(config["run"])
+    """Run the command; it takes the options of `esolm train demo`."""
+    config, own = read(["demo", *argv], "demo")
+    if own[OWN]:
+        return show(config)
+    if (name := config.system["name"]) != "esolm":
+        raise ValueError(f"the demo needs the system esolm: for {name} use `esolm train demo --system.name {name}`")
+    data, corpus = Path(config.data), config.corpus
     console = Console(highlight=False)
     if not (data / "manifest.json").is_file():
-        console.print(f"preparing {config['corpus']['source']} into {data}")
-    manifest = prepare(
-        config["corpus"]["source"],
-        data,
-        tokenizer=config["corpus"]["tokenizer"],
-        length=config["corpus"]["length"],
-    )
+        console.print(f"preparing {corpus.source} into {data}")
+    manifest = prepare(corpus.source, data, tokenizer=corpus.tokenizer, length=corpus.length)
     assert manifest is not None
-    code = launch(config)
-    if code == 0:
-        show_perplexity(console, run, manifest)
-        show_samples(console, run)
-    return code
+    outcome = Trainer(config).fit()
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    assert outcome.validation is not None
+    show_perplexity(console, outcome.validation["perplexity"], manifest)
+    show_samples(console, Path(str(config.run)))
+    return 0
 
 
-def show_perplexity(console: Console, folder: Path, manifest: Manifest) -> None:
-    """The last validation perplexity beside those of n-gram models of the same split."""
+def show_perplexity(console: Console, perplexity: float, manifest: Manifest) -> None:
+    """Print the validation perplexity beside those of n-gram models on the same split."""
     train, held_out = (read_split(manifest, split) for split in ("train", "valid"))
-    found = [record["validation"] for record in runs.read_metrics(folder) if "validation" in record]
     table = Table("model", "validation perplexity", title="what it learned")
     for name, order in (("unigram", 1), ("bigram", 2)):
         table.add_row(name, f"{ngram_perplexity(train, held_out, manifest.vocab_size, order):.1f}")  # type: ignore[arg-type]
-    table.add_row("Eso-LM (an upper bound)", f"{found[-1]['perplexity']:.1f}")
+    table.add_row("Eso-LM (an upper bound)", f"{perplexity:.1f}")
     console.print(table)
 
 
@@ -62,10 +57,10 @@ def read_split(manifest: Manifest, split: str) -> np.ndarray:
 
 
 def show_samples(console: Console, folder: Path) -> None:
-    """One text of the same model in each mode."""
+    """Print one sample of the same model in each mode."""
     model = load(folder)
     for name, alpha_0 in MODES.items():
         text = model.sample(num_samples=1, alpha_0=alpha_0, num_steps=model.net.config.length, seed=0).texts[0]
         console.print(f"\n[bold]{name}[/bold] (alpha_0 = {alpha_0})")
         console.print(text, markup=False)
-    console.print(f"\nthe run is in {folder}; `esolm info {folder}` describes it")
+    console.print(f"\nthe run is in {folder}: see `esolm info {folder}`")

@@ -17,10 +17,10 @@ def parser(usage: str, about: str) -> Any:
     return ArgumentParser(prog=prog, usage=usage, description=about, exit_on_error=False)
 
 
-def parse(parser: Any, argv: Sequence[str]) -> dict[str, Any]:
-    """The options as a dict; raises ValueError for what the parser refuses."""
+def parse(parser: Any, argv: Sequence[str], defaults: bool = True) -> dict[str, Any]:
+    """The options as a dict, or only the given ones without defaults; raises ValueError for invalid ones."""
     try:
-        return parser.parse_args(list(argv)).as_dict()
+        return parser.parse_args(list(argv), defaults=defaults).as_dict()
     except argparse.ArgumentError as error:
         raise ValueError(f"{' '.join(str(error).split())}. See {parser.prog} --help") from error
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import pkgutil
+import sys
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, ClassVar, Protocol, TypeVar, cast
@@ -159,12 +161,25 @@ def find(name: str) -> type[Any]:
     if not module:
         raise ValueError(f"no system {name!r}: choose one of {', '.join(names())}, or give package.module.Class")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = getattr(_import(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"no system {name!r}: {error}") from error
     if not (isinstance(found, type) and dataclasses.is_dataclass(found) and System in found.__mro__):
         raise ValueError(f"system {name!r} must be a dataclass that subclasses esolm.systems.System")
     return found
+
+
+def _import(module: str) -> ModuleType:
+    """Import a module; if it is not found, also look in the working directory, which may not be on the path."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        here = os.getcwd()
+        if here in sys.path or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        sys.path.append(here)
+        importlib.invalidate_caches()
+        return importlib.import_module(module)
 
 
 def _system_in(module: ModuleType) -> type[Any]:

@@ -1,34 +1,149 @@
-"""From a preset or a YAML file and dotted overrides to the full configuration of a training run."""
+"""`RunConfig`, the complete configuration of a training run, from a preset or a YAML file with overrides."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import resources
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from ..runtime.nested import flat, merged
-from .options import Batching, Compute, Corpus, Optim, Saving, Validation
+from ..runtime.nested import flat, merged, nest
+from .options import Batching, Compute, CorpusOptions, Optim, Saving, Validation
 
-# Those of the weights, where a run starts from some.
-SIZES = ("layers", "width", "heads", "cond_width", "adaln", "mlp_ratio", "rotary_base")
+if TYPE_CHECKING:
+    from ..net.denoiser import DenoiserConfig
+    from ..systems import System
+
 GROUPS: dict[str, type] = {
     "batch": Batching,
     "optim": Optim,
     "compute": Compute,
     "validation": Validation,
     "saving": Saving,
-    "corpus": Corpus,
+    "corpus": CorpusOptions,
 }
+SIZES = ("layers", "width", "heads", "cond_width", "adaln", "mlp_ratio", "rotary_base")
+"""Options of the network that the weights of `init` determine."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The configuration of a training run; `esolm train`, `esolm plan` and `Trainer` use it.
+
+    Make one with `preset` or `from_tree`, which check names and types; change one with `dataclasses.replace`.
+    """
+
+    data: str = "data/pydocs"
+    """A folder that `esolm prepare` made."""
+    run: str | None = None
+    """The run folder; null is runs/PRESET."""
+    init: str | None = None
+    """Start from the weights of a run, a checkpoint or a model."""
+    steps: int = 1000
+    """Number of training steps."""
+    seed: int = 0
+    """Determines the initial weights, the data order and all noise."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl."""
+    log: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Loggers besides metrics.jsonl."""
+    batch: Batching = field(default_factory=Batching)
+    optim: Optim = field(default_factory=Optim)
+    compute: Compute = field(default_factory=Compute)
+    validation: Validation = field(default_factory=Validation)
+    saving: Saving = field(default_factory=Saving)
+    corpus: CorpusOptions = field(default_factory=CorpusOptions)
+    net: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `DenoiserConfig` except vocab_size; length null is that of the data."""
+    system: Mapping[str, Any] = field(default_factory=lambda: {"name": "esolm"})
+    """The name of the system and its options."""
+
+    def __post_init__(self) -> None:
+        if self.log_every < 1:
+            raise ValueError(f"log_every is {self.log_every}; it must be at least 1")
+
+    @classmethod
+    def preset(cls, name: str, /, **overrides: Any) -> RunConfig:
+        """The configuration of a preset or a YAML file, with overrides.
+
+        overrides: nested dicts or dotted keys, as in `steps=500, optim={"lr": 1e-3}` or `**{"optim.lr": 1e-3}`.
+        """
+        above = {key: _plain(value) for key, value in flat(overrides).items()}
+        sizes = [size for size in SIZES if f"net.{size}" in above]
+        if (init := above.get("init")) is not None and sizes:
+            raise ValueError(f"the weights of init {init} determine net.{sizes[0]}: leave it out")
+        config = cls.from_tree(_over(read_preset(name), nest(above)), name)
+        return config if config.run is not None else dataclasses.replace(config, run=f"runs/{Path(name).stem}")
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any], name: str = "the configuration") -> RunConfig:
+        """The configuration that a nested dict holds, as `tree` returns it; missing keys take their defaults.
+
+        name: where the dict comes from, for error messages.
+        """
+        from jsonargparse import ArgumentParser
+
+        parser = ArgumentParser(exit_on_error=False)
+        known = add_options(parser, flat(tree).get("system.name", "esolm"))
+        for key in flat(tree):
+            if key not in known:
+                raise ValueError(f"unknown key {key!r} in {name}: the nearest known ones are {nearest(key, known)}")
+        try:
+            checked = parser.parse_object(nest(flat(tree))).as_dict()
+        except argparse.ArgumentError as error:
+            raise ValueError(f"{name}: {' '.join(str(error).split()).replace('Parser key ', '')}") from error
+        groups = {key: group(**checked.pop(key)) for key, group in GROUPS.items()}
+        return cls(**{**checked, **groups, "log": tuple(checked["log"])})
+
+    def tree(self) -> dict[str, Any]:
+        """The configuration as a nested dict of plain values, as config.yaml holds it."""
+        return {**dataclasses.asdict(self), "log": list(self.log)}
+
+    def net_config(self, vocab_size: int, length: int) -> DenoiserConfig:
+        """The sizes of the network for data of this vocabulary and length."""
+        from ..net.denoiser import DenoiserConfig
+
+        asked = self.net.get("length")
+        if asked is not None and asked < length:
+            raise ValueError(f"net.length {asked} is below the {length} tokens of an example: leave it out")
+        return DenoiserConfig(vocab_size=vocab_size, **{**self.net, "length": asked or length})
+
+    def make_system(self, ids: Any) -> System:
+        """The system with its options; ids: a manifest or a tokenizer, for its special ids."""
+        from ..systems import FROM_DATA, find
+
+        options = dict(self.system)
+        system = find(options.pop("name"))
+        own = {each.name for each in dataclasses.fields(system)} & set(FROM_DATA)
+        return system(**options, **{name: getattr(ids, name) for name in own})
+
+
+def add_options(parser: Any, system: str) -> set[str]:
+    """Add every option of a run of the named system to a jsonargparse parser, and return their dotted names."""
+    from ..net.denoiser import DenoiserConfig
+    from ..systems import FROM_DATA, find
+
+    parser.add_class_arguments(RunConfig, as_group=False, skip={*GROUPS, "net", "system"})
+    for key, group in GROUPS.items():
+        parser.add_class_arguments(group, key)
+    parser.add_class_arguments(DenoiserConfig, "net", skip={"vocab_size", "length"})
+    parser.add_argument("--net.length", type=int | None, default=None, help="Tokens in an example; null: the data's.")
+    parser.add_argument("--system.name", type=str, default=system, help="A system of esolm, or package.module.Class.")
+    cls = find(system)
+    own = {each.name for each in dataclasses.fields(cls)}
+    parser.add_class_arguments(cls, "system", skip=set(FROM_DATA) & own)
+    return set(flat(parser.get_defaults().as_dict()))
 
 
 def preset_names() -> list[str]:
-    """The presets of the package; what starts with an underscore is only a base of others."""
+    """The presets of the package; names that start with an underscore are only bases of others."""
     return sorted(name for name in _files() if not name.startswith("_"))
 
 
@@ -38,7 +153,7 @@ def _files() -> dict[str, Any]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The tree of a preset or a YAML file, with what its `base` says below it."""
+    """The tree of a preset or a YAML file, merged over its `base`."""
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
             raise ValueError(f"no file {name}: give a YAML file or one of the presets {', '.join(preset_names())}")
@@ -64,98 +179,22 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """merged, but the options of a system leave with it."""
+    """Merge two trees; where the upper one names another system, the lower one's system options are dropped."""
     name = flat(above).get("system.name")
     if name is not None and name != flat(below).get("system.name"):
         below = {key: value for key, value in below.items() if key != "system"}
     return merged(below, above)
 
 
+def _plain(value: Any) -> Any:
+    return fspath(value) if isinstance(value, PathLike) else value
+
+
 def nearest(key: str, known: Iterable[str]) -> str:
-    """The known keys that look most like this one, by their whole or by their last word."""
+    """The three known keys most similar to this one, compared whole or by their last part."""
 
     def likeness(other: str) -> float:
         pairs = ((key, other), (key.rpartition(".")[2], other.rpartition(".")[2]))
         return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
     return ", ".join(sorted(known, key=likeness, reverse=True)[:3])
-
-
-def parser_for(system: str) -> Any:
-    """A parser that knows every option of a training run of the named system."""
-    from jsonargparse import ArgumentParser, set_parsing_settings
-
-    from ..net.denoiser import DenoiserConfig
-    from ..systems import FROM_DATA, find
-
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = ArgumentParser(
-        prog="esolm train",
-        usage="esolm train PRESET|FILE.yaml [--option VALUE ...]",
-        description="Train a model, or go on with a run that is there: the same command resumes it. "
-        f"Presets: {', '.join(preset_names())}.",
-        exit_on_error=False,
-    )
-    option = parser.add_argument
-    option("--print_config", action="store_true", help="Print the full configuration as YAML and stop.")
-    option("--data", type=str, default="data/pydocs", help="A folder that `esolm prepare` made.")
-    option("--run", type=str | None, default=None, help="The run's folder; null is runs/PRESET.")
-    option("--init", type=str | None, default=None, help="Start from the weights of a run, a checkpoint or a model.")
-    option("--steps", type=int, default=1000, help="Steps in all.")
-    option("--seed", type=int, default=0, help="Decides the weights, the data order and all noise.")
-    option("--log_every", type=int, default=10, help="Steps between lines of metrics.jsonl.")
-    option("--log", type=list[Literal["tensorboard", "wandb"]], default=[], help="Where to log besides.")
-    for key, group in GROUPS.items():
-        parser.add_class_arguments(group, key)
-    parser.add_class_arguments(DenoiserConfig, "net", skip={"vocab_size", "length"})
-    option("--net.length", type=int | None, default=None, help="Tokens in an example; null is the data's.")
-    option("--system.name", type=str, default=system, help="A system of esolm, or package.module.Class.")
-    cls = find(system)
-    parser.add_class_arguments(cls, "system", skip=set(FROM_DATA) & {field.name for field in fields(cls)})
-    return parser
-
-
-def read_config(argv: Sequence[str]) -> tuple[dict[str, Any], bool]:
-    """The configuration that `PRESET|FILE.yaml [--option VALUE …]` spells, and whether it is only to be printed."""
-    helping = {"-h", "--help"} & set(argv)
-    if not argv or (argv[0].startswith("-") and not helping):
-        raise ValueError(f"give a preset or a YAML file first: one of {', '.join(preset_names())}, or FILE.yaml")
-    name, options = ("demo", list(argv)) if argv[0].startswith("-") else (argv[0], list(argv[1:]))
-    tree = _over(read_preset(name), _named_system(options))
-    parser = parser_for(flat(tree).get("system.name", "esolm"))
-    known = {key for key in flat(parser.get_defaults().as_dict()) if key != "print_config"}
-    for key in flat(tree):
-        if key not in known:
-            raise ValueError(f"unknown key {key!r} in {name}: the nearest known ones are {nearest(key, known)}")
-    words = {f"--{key}" for key in known}
-    for word in (option.partition("=")[0].rstrip("+") for option in options if option.startswith("--")):
-        if word not in words | {"--print_config", "--help"} | {f"--{group}" for group in GROUPS}:
-            raise ValueError(f"unknown option {word}: the nearest known ones are {nearest(word, words)}")
-    parser.set_defaults(flat(tree))
-    # jsonargparse gives a meaning of its own to this word, which needs a --config option.
-    printing = "--print_config" in options
-    try:
-        config = parser.parse_args([word for word in options if word != "--print_config"]).as_dict()
-    except argparse.ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    del config["print_config"]
-    given = [name for name in SIZES if any(word.partition("=")[0] == f"--net.{name}" for word in options)]
-    if config["init"] is not None and given:
-        raise ValueError(f"with --init the network has the sizes of {config['init']}: leave --net.{given[0]} out")
-    if config["run"] is None:
-        config["run"] = f"runs/{Path(name).stem}"
-    return config, printing
-
-
-def _named_system(options: Sequence[str]) -> dict[str, Any]:
-    """The system that the options name, if they do."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--system.name", dest="name")
-    name = parser.parse_known_args(options)[0].name
-    return {} if name is None else {"system": {"name": name}}
-
-
-def show_config(config: Mapping[str, Any]) -> int:
-    """What `--print_config` asks for: YAML that is a configuration again."""
-    print(yaml.safe_dump(dict(config), sort_keys=False), end="")
-    return 0

@@ -1,4 +1,4 @@
-"""The moving average of the weights that validation and sampling use."""
+"""The exponential moving average (EMA) of the weights, which validation and sampling use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .parallel import local
 
 
 class Ema:
-    """A float32 shadow of every parameter, moved towards it after each step."""
+    """A float32 average of every parameter."""
 
     def __init__(self, net: nn.Module, decay: float) -> None:
         if not 0 <= decay < 1:
@@ -22,14 +22,14 @@ class Ema:
 
     @torch.no_grad()
     def update(self, net: nn.Module, step: int) -> None:
-        """Move the shadow after step 1, 2, …; early steps forget faster: decay min(decay, (1 + n) / (10 + n))."""
+        """Update the average after step n = 1, 2, …, with decay min(decay, (1 + n) / (10 + n))."""
         decay = min(self.decay, (1 + step) / (10 + step))
         now = [local(p.detach()).float() for p in net.parameters()]
         torch._foreach_lerp_(self._parts(), now, 1 - decay)
 
     @contextmanager
     def applied(self, net: nn.Module) -> Iterator[None]:
-        """The network carries the averaged weights inside the block and its own again after it."""
+        """Use the averaged weights inside the block, and restore the network's own after it."""
         parameters = [local(p.detach()) for p in net.parameters()]
         kept = [p.clone() for p in parameters]
         torch._foreach_copy_(parameters, self._parts())
@@ -46,6 +46,6 @@ class Ema:
         return {**net.state_dict(), **self.shadow}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take the averaged weights from what `state` gave."""
+        """Load averaged weights, as `state` returns them."""
         for name, tensor in self.shadow.items():
             tensor.copy_(state[name])

@@ -1,4 +1,4 @@
-"""What training changes: the weights, AdamW's moments, the moving average, and how far they are."""
+"""The state of training: weights, AdamW's moments, averaged weights and counters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .parallel import whole
 
 
 def learning_rate(step: int, steps: int, optim: Optim) -> float:
-    """The rate of step 0, 1, …: linear warm-up, then constant or a cosine that ends at zero."""
+    """The learning rate of step 0, 1, …: linear warm-up, then constant or a cosine down to zero."""
     rate = optim.lr * min(1.0, (step + 1) / max(optim.warmup, 1))
     if optim.schedule == "cosine" and step >= optim.warmup:
         rate *= 0.5 * (1 + math.cos(math.pi * (step - optim.warmup) / max(steps - optim.warmup, 1)))
@@ -26,7 +26,7 @@ def learning_rate(step: int, steps: int, optim: Optim) -> float:
 
 
 class Learner:
-    """A network with its optimiser and average after `step` steps."""
+    """A network with its optimiser and averaged weights after `step` steps."""
 
     def __init__(self, net: nn.Module, optim: Optim) -> None:
         self.net = net
@@ -46,11 +46,11 @@ class Learner:
         self.metrics_bytes = 0  # the length of metrics.jsonl at this step
 
     def gradient_norm(self) -> Tensor:
-        """The norm of the gradient, which is clipped to the largest allowed one."""
+        """Clip the gradient, and return its norm before clipping."""
         return whole(nn.utils.clip_grad_norm_(self.net.parameters(), self.clip or math.inf))
 
     def update(self, lr: float, tokens: int) -> None:
-        """One step of AdamW and of the average on the gradient that has been accumulated."""
+        """Apply the accumulated gradient with AdamW, and update the averaged weights."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -81,7 +81,7 @@ class Learner:
         return saver.save(self.step, tensors, state)
 
     def restore(self, folder: Path, identity: Mapping[str, Any], ranks: Ranks = ALONE) -> dict[str, Any]:
-        """Become what was saved in folder, and its state; raises ValueError, before any change, if it does not fit."""
+        """Load the checkpoint in `folder` and return its state; raises ValueError first if it is of another run."""
         state = ranks.everywhere(lambda: self._check(folder, identity, ranks))
         parameters, moments = dict(self.net.named_parameters()), {}
         for name, shape in checkpoint.shapes(folder, "optimizer").items():
@@ -97,7 +97,7 @@ class Learner:
         return state
 
     def _check(self, folder: Path, identity: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:
-        """The state of a checkpoint that is undamaged and of this run; several processes share the reading."""
+        """The state of a checkpoint of this run, after verifying its files; each rank verifies some of them."""
         state = checkpoint.read(folder)
         checkpoint.check_identity(folder, state, identity)
         checkpoint.verify(folder, sorted(state["files"])[ranks.rank :: ranks.world])
@@ -105,5 +105,5 @@ class Learner:
         expected = {name: t.shape for name, t in self.net.state_dict().items()}
         wrong = [name for name in expected.keys() | model.keys() if expected.get(name) != model.get(name)]
         if wrong or model != ema:
-            raise ValueError(f"{folder} is of another architecture: {', '.join(sorted(wrong)[:5])} differ")
+            raise ValueError(f"{folder} has another architecture: {', '.join(sorted(wrong)[:5])} differ")
         return state

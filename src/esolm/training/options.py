@@ -1,4 +1,4 @@
-"""The options of a training run in small groups; each function takes the group it needs."""
+"""The option groups of a training run. Each function takes only the group it needs."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from typing import Literal
 
 def _require(name: str, value: float, low: float, advice: str = "") -> None:
     if value < low:
-        raise ValueError(f"{name} is {value}, must be at least {low}{advice and ': ' + advice}")
+        raise ValueError(f"{name} is {value}; it must be at least {low}{advice and ': ' + advice}")
 
 
 @dataclass(frozen=True)
 class Batching:
-    """How many examples one step takes."""
+    """The number of examples in a step and in a micro-batch."""
 
     size: int = 512
-    """Examples in one step, over all its micro-batches."""
+    """Examples in one step, over all ranks and micro-batches."""
     micro: int | None = None
-    """Examples in one forward and backward pass of a process; divides the size. Null: all that it has of a batch."""
+    """Examples in one micro-batch of one rank; must divide the size. Null: the whole share of the rank."""
 
     def __post_init__(self) -> None:
         _require("batch.size", self.size, 1)
-        _require("batch.micro", self.pass_size, 1)
-        if self.size % self.pass_size:
+        _require("batch.micro", self.micro_size, 1)
+        if self.size % self.micro_size:
             near = [d for d in range(1, self.size + 1) if self.size % d == 0]
-            near = sorted(sorted(near, key=lambda d: abs(d - self.pass_size))[:3])
+            near = sorted(sorted(near, key=lambda d: abs(d - self.micro_size))[:3])
             raise ValueError(f"batch.micro {self.micro} does not divide batch.size {self.size}: choose one of {near}")
 
     @property
-    def pass_size(self) -> int:
-        """Examples in one pass."""
+    def micro_size(self) -> int:
+        """Examples in one micro-batch."""
         return self.size if self.micro is None else self.micro
 
-    def passes(self, rank: int = 0, world: int = 1) -> list[tuple[int, int]]:
-        """First example and number of examples of each pass of one process among `world`."""
+    def micro_batches(self, rank: int = 0, world: int = 1) -> list[tuple[int, int]]:
+        """The first example and the number of examples of each micro-batch of one rank."""
         if self.size % world:
-            raise ValueError(f"batch.size {self.size} does not divide among {world} processes: use a multiple of it")
+            raise ValueError(f"batch.size {self.size} does not divide among {world} processes: use a multiple")
         share = self.size // world
-        size = min(self.pass_size, share)
+        size = min(self.micro_size, share)
         if share % size:
             raise ValueError(
-                f"batch.micro {self.micro} does not divide the {share} examples of one of {world} processes"
+                f"batch.micro {self.micro} does not divide the {share} examples of each of {world} processes"
             )
         return [(first, size) for first in range(rank * share, (rank + 1) * share, size)]
 
 
 @dataclass(frozen=True)
 class Optim:
-    """How AdamW moves the weights."""
+    """AdamW, its learning rate, and the average of the weights."""
 
     lr: float = 3e-4
     """Learning rate after the warm-up."""
@@ -65,9 +65,9 @@ class Optim:
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay."""
     clip: float = 1.0
-    """Largest norm of the gradient; 0 does not clip."""
+    """Clip the gradient to this norm; 0 does not clip."""
     ema: float = 0.9999
-    """Decay of the averaged weights that validation and sampling use."""
+    """Decay of the exponential moving average of the weights, which validation and sampling use."""
 
     def __post_init__(self) -> None:
         for name in ("lr", "warmup", "weight_decay", "clip"):
@@ -76,26 +76,26 @@ class Optim:
 
 @dataclass(frozen=True)
 class Compute:
-    """Where and how the arithmetic runs."""
+    """Device, precision and parallelism."""
 
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """`bf16` is autocast with float32 weights; `auto` takes it where the machine is fast at it."""
+    """`bf16` is autocast with float32 weights; `auto` uses it where it is faster."""
     compile: bool = False
-    """Pass the network through torch.compile."""
+    """Compile the network with torch.compile."""
     checkpoint_blocks: bool = False
     """Recompute each block in the backward pass instead of keeping its activations."""
     threads: int | None = None
-    """CPU threads; null leaves PyTorch's choice. Another number may round differently."""
+    """CPU threads; null uses PyTorch's choice. Another number may round differently."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun: `ddp` keeps all weights on every process, `fsdp` shards weights, moments and averages."""
+    """Under torchrun: `ddp` keeps all weights on every rank; `fsdp` shards weights, gradients, moments and averages."""
     gather: Literal["float32", "bf16"] = "float32"
-    """Type in which `fsdp` gathers weights; gradients are always summed in float32."""
+    """Type in which `fsdp` gathers weights; gradients are always reduced in float32."""
     offload: bool = False
-    """Keep the shards of `fsdp` in the memory of the CPU."""
+    """Keep the shards of `fsdp` in CPU memory."""
     timeout: float = 600.0
-    """Seconds after which a process that waits for another one ends the job."""
+    """Seconds after which a rank that waits for another one ends the job."""
 
     def __post_init__(self) -> None:
         if self.parallel not in ("ddp", "fsdp"):
@@ -104,15 +104,17 @@ class Compute:
             raise ValueError(f"compute.gather is {self.gather!r}; it must be float32 or bf16")
         if self.parallel != "fsdp" and (self.gather != "float32" or self.offload):
             raise ValueError(
-                "compute.gather and compute.offload are of FSDP: give --compute.parallel fsdp, or leave them out"
+                "compute.gather and compute.offload need FSDP: add --compute.parallel fsdp, or leave them out"
             )
+        if self.threads is not None:
+            _require("compute.threads", self.threads, 1, "null uses PyTorch's choice")
         if self.timeout <= 0:
-            raise ValueError(f"compute.timeout is {self.timeout}, must be above 0")
+            raise ValueError(f"compute.timeout is {self.timeout}; it must be above 0")
 
 
 @dataclass(frozen=True)
 class Validation:
-    """How often the bound on the validation split is measured."""
+    """How often and on how much data the model is validated."""
 
     every: int = 1000
     """Steps between validations; 0 validates only after the last step."""
@@ -129,12 +131,12 @@ class Validation:
 
 @dataclass(frozen=True)
 class Saving:
-    """How often a checkpoint is written and how many are kept."""
+    """How often checkpoints are written and how many are kept."""
 
     every: int = 1000
     """Steps between checkpoints; 0 saves only after the last step and on SIGINT or SIGTERM."""
     keep: int = 2
-    """How many of the latest checkpoints stay; the best by validation always stays."""
+    """Latest checkpoints to keep; the best one by validation loss is always kept."""
 
     def __post_init__(self) -> None:
         _require("saving.every", self.every, 0)
@@ -142,12 +144,12 @@ class Saving:
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """What the data folder is prepared from: used to say how when it is missing, and by `esolm demo`."""
+class CorpusOptions:
+    """How the data folder is prepared: `esolm demo` uses these, and the error for a missing folder shows them."""
 
     source: str = ""
-    """A corpus as `esolm prepare` names it."""
+    """The corpus, as `esolm prepare` takes it."""
     tokenizer: str = "bpe:4096"
-    """A tokenizer as `esolm prepare` names it."""
+    """The tokenizer, as `esolm prepare` takes it."""
     length: int = 256
     """Tokens in one example."""

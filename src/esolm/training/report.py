@@ -1,4 +1,4 @@
-"""Who is told how work goes: the terminal, TensorBoard, Weights & Biases."""
+"""Progress reporting: the terminal, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sink = Callable[[Mapping[str, Any]], None]
 
 
 class Live:
-    """A progress bar on a terminal, plain lines elsewhere, and whatever else is to hear each record."""
+    """Progress of training: a bar on a terminal, plain lines elsewhere, and each record to the sinks."""
 
     def __init__(self, start: int, steps: int, sinks: Sequence[Sink] = (), console: Console | None = None) -> None:
         self.steps, self.sinks = steps, sinks
@@ -36,11 +36,11 @@ class Live:
         self.task = self.bar.add_task("", total=steps, completed=start)
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Move the bar."""
+        """Update the bar."""
         self.bar.update(self.task, completed=record["step"], description=_summary(record))
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Pass a line of metrics.jsonl on."""
+        """Report a record of metrics.jsonl."""
         for sink in self.sinks:
             sink(record)
         if "validation" in record:
@@ -67,13 +67,13 @@ def _summary(record: Mapping[str, Any]) -> str:
 
 
 def loggers(names: Sequence[str]) -> list[Callable[[Path], Sink]]:
-    """For each of `tensorboard` and `wandb`, what opens it for a run; raises ValueError if it is not installed."""
+    """A function that opens each of the named loggers for a run; raises ValueError if one is not installed."""
     makers = {"tensorboard": _tensorboard, "wandb": _wandb}
     for name in names:
         if name not in makers:
             raise ValueError(f"no logger {name!r}: choose from {', '.join(makers)}")
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"log {name} needs an extra: pip install 'esolm[{name}]'")
+            raise ValueError(f"log {name} needs an extra package: pip install 'esolm[{name}]'")
     return [makers[name] for name in names]
 
 
@@ -97,6 +97,6 @@ def _tensorboard(run: Path) -> Sink:
 def _wandb(run: Path) -> Sink:
     import wandb
 
-    name = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]  # the same run again, when resumed
+    name = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:16]  # a resumed run has the same id
     session = wandb.init(project="esolm", name=run.name, id=name, dir=str(run), resume="allow")
     return lambda record: session.log(_numbers(record), step=record["step"])

@@ -1,6 +1,6 @@
 """A run folder: config.yaml, metrics.jsonl, checkpoints/, and the tokenizer and manifest of its data.
 
-The folder appears complete or not at all, and `metrics.jsonl` holds exactly what the weights have seen.
+The folder is created atomically. On resuming, `metrics.jsonl` is cut to the step of the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import yaml
 from ..runtime import files
 from ..runtime.nested import differing
 
-# Changing these does not change what the weights become, so a resumed run may have other ones.
 FREE = (
     *("data", "run", "init", "log", "saving.every", "saving.keep", "compute.device", "compute.threads"),
     *("compute.parallel", "compute.offload", "compute.timeout", "compute.checkpoint_blocks"),
 )
+"""Options that do not affect the weights, which a resumed run may change."""
 
 
 def is_run(run: Path) -> bool:
@@ -31,14 +31,14 @@ def is_run(run: Path) -> bool:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """The full configuration that the run was started with."""
+    """The complete configuration of the run, as a nested dict."""
     return yaml.safe_load((run / "config.yaml").read_text())
 
 
 def create(run: Path, config: Mapping[str, Any], copies: Iterable[Path]) -> None:
-    """Make a new run folder with its configuration and copies of the files that describe its data."""
+    """Create a run folder with its configuration and copies of the files that describe its data."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise ValueError(f"{run} is not empty and is not a run of esolm: choose another --run")
+        raise ValueError(f"{run} is not empty and is not a run of esolm: give another --run")
     with files.new_folder(run) as partial:
         for path in copies:
             shutil.copy2(path, partial / path.name)
@@ -46,7 +46,7 @@ def create(run: Path, config: Mapping[str, Any], copies: Iterable[Path]) -> None
 
 
 def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
-    """What is new in config, as sentences; raises ValueError if the run cannot go on with it."""
+    """The options that have changed, one sentence each; raises ValueError if the run cannot resume with them."""
     notes, wrong = [], []
     for key, (old, new) in differing(read_config(run), config).items():
         if key == "steps" and new > old and config["optim"]["schedule"] != "cosine":
@@ -56,20 +56,22 @@ def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
         else:
             wrong.append(f"{key} was {old!r} and is now {new!r}")
     if wrong:
+        cosine = config["optim"]["schedule"] == "cosine"
+        steps = "steps cannot be raised under a cosine schedule" if cosine else "steps may be raised"
         raise ValueError(
             f"{run} was started with another configuration: {'; '.join(wrong)}. Nothing was changed. Give the old "
-            f"values to go on (steps may be raised unless the schedule is cosine), or another --run to start anew"
+            f"values to resume ({steps}), or start a new run from its weights with --init {run} --run FOLDER"
         )
     return notes
 
 
 def update_config(run: Path, config: Mapping[str, Any]) -> None:
-    """Replace the configuration of a run, after it has been checked."""
+    """Replace the configuration of a run, which `check_config` has checked."""
     files.write(run / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
 
 
 class Metrics:
-    """metrics.jsonl, open and locked for one process."""
+    """metrics.jsonl, opened and locked by one process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,15 +83,15 @@ class Metrics:
             raise
 
     def cut(self, length: int) -> None:
-        """Forget the lines after the first `length` bytes: the weights that go on have not seen those steps."""
+        """Drop everything after the first `length` bytes: records of steps after the checkpoint."""
         if (size := self.path.stat().st_size) < length:
-            raise ValueError(f"{self.path} has {size} bytes, the checkpoint knew {length}: put the old file back")
+            raise ValueError(f"{self.path} has {size} bytes, the checkpoint recorded {length}: restore the old file")
         self.file.truncate(length)
 
     def _lock(self) -> None:
         try:
             import fcntl
-        except ImportError:  # not on this system: two processes on one run are the user's to avoid
+        except ImportError:  # Windows: nothing prevents two processes from training in one folder
             return
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,7 +104,7 @@ class Metrics:
         self.file.flush()
 
     def sync(self) -> int:
-        """The length of the file, all of which is on the disk."""
+        """Flush the file to disk and return its length."""
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
 
@@ -115,8 +117,8 @@ class Metrics:
         self.file.close()
 
 
-class Silent(Metrics):
-    """What every process but the first has in place of the file."""
+class NoMetrics(Metrics):
+    """No-op writer for ranks > 0."""
 
     def __init__(self) -> None:
         pass
@@ -137,7 +139,7 @@ class Silent(Metrics):
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl; a line that is being written is left out."""
+    """The records of metrics.jsonl; an incomplete last line is left out."""
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]

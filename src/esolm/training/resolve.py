@@ -1,0 +1,137 @@
+"""Resolve a configuration: find its data, device, precision and initial weights, and check it against the run folder.
+
+Every function returns new values; configurations are never changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.randomness import fold
+from ..data import Loader, Manifest
+from ..net.denoiser import Denoiser, DenoiserConfig
+from ..runtime import machine
+from ..runtime.distributed import Ranks
+from ..storage import checkpoint
+from ..storage.folder import fingerprint
+from ..storage.models import find_folder, read_model
+from ..systems import FROM_DATA, System, options_of
+from . import runs
+from .config import SIZES, RunConfig
+from .options import Compute
+
+DESCRIPTION = ("manifest.json", "tokenizer.json", "tokenizer_ids.json")
+"""Files of the data folder that a run folder keeps a copy of."""
+
+
+def open_data(config: RunConfig) -> Manifest:
+    """The manifest of the data folder; if it is missing, the error shows how to prepare it."""
+    data, corpus = Path(config.data), config.corpus
+    if not (data / "manifest.json").is_file():
+        source = corpus.source or "CORPUS"
+        command = f"esolm prepare {source} {data} --tokenizer {corpus.tokenizer} --length {corpus.length}"
+        raise ValueError(f"no data in {data}: prepare it with `{command}`, or give --data FOLDER")
+    return Manifest.load(data)
+
+
+class Start(NamedTuple):
+    """The weights of `init`, the sizes of their network, and their hash, which is part of the run's identity."""
+
+    sizes: dict[str, Any]
+    weights: dict[str, Tensor] | None = None
+    sha256: str | None = None
+
+
+def initial_weights(config: RunConfig, manifest: Manifest) -> Start:
+    """Read the weights that `init` names; raises ValueError if their tokenizer is not that of the data.
+
+    A run that has a checkpoint resumes without them if they no longer exist.
+    """
+    if config.init is None:
+        return Start({})
+    last = checkpoint.latest(Path(str(config.run)) / "checkpoints")
+    if last is not None and not Path(config.init).exists():
+        identity = checkpoint.read(last)["identity"]
+        return Start({name: identity["net"][name] for name in SIZES}, None, identity.get("init"))
+    stored = read_model(config.init)
+    if stored.tokenizer.sha256 != manifest.tokenizer_sha256 or stored.system.mask_id != manifest.mask_id:
+        raise ValueError(
+            f"{config.init} has tokenizer {stored.tokenizer.name} with {stored.tokenizer.vocab_size} ids, but "
+            f"{manifest.folder} was prepared with {manifest.tokenizer} with {manifest.vocab_size}: prepare it with "
+            f"--tokenizer {find_folder(config.init)}"
+        )
+    weights = stored.net.state_dict()
+    return Start({name: getattr(stored.net.config, name) for name in SIZES}, weights, fingerprint(weights))
+
+
+def resolve(config: RunConfig, manifest: Manifest, start: Start, compute: Compute) -> RunConfig:
+    """The complete configuration, as config.yaml keeps it: with the length of the data and the sizes of `init`."""
+    sized = dataclasses.replace(config, compute=compute, net={**config.net, **start.sizes})
+    net = dataclasses.asdict(sized.net_config(manifest.vocab_size, manifest.length))
+    net = {**net, **sized.net, "length": net.pop("length")}
+    del net["vocab_size"]
+    system = {key: value for key, value in options_of(config.make_system(manifest)).items() if key not in FROM_DATA}
+    return dataclasses.replace(sized, net=net, system={**system, **config.system})
+
+
+def resolve_compute(config: RunConfig, ranks: Ranks) -> Compute:
+    """The device and the precision that `auto` stands for; a run that exists keeps its precision."""
+    run, compute = Path(str(config.run)), config.compute
+    device = machine.pick_device(compute.device) if ranks.world == 1 else ranks.device
+    wanted: str = compute.precision
+    if wanted == "auto" and ranks.once(lambda: runs.is_run(run)):
+        wanted = ranks.once(lambda: runs.read_config(run)["compute"]["precision"])
+    own = ranks.everywhere(lambda: machine.pick_precision(wanted, device))
+    precision: Any = ranks.once(lambda: own)
+    return dataclasses.replace(compute, device=str(device), precision=precision)
+
+
+def loaders(config: RunConfig, manifest: Manifest, ranks: Ranks) -> tuple[Loader, Loader]:
+    """The loaders of the training and the validation split; raises ValueError if the batch does not divide."""
+    config.batch.micro_batches(ranks.rank, ranks.world)
+    return (
+        Loader(manifest.folder, "train", config.batch.size, config.seed),
+        Loader(manifest.folder, "valid", config.validation.batch_size, config.seed, shuffle=False),
+    )
+
+
+def build(config: DenoiserConfig, seed: int, compute: Compute) -> Denoiser:
+    """The network with initial weights that depend only on the seed."""
+    torch.manual_seed(fold(seed, "init") >> 1)
+    net = Denoiser(config)
+    net.checkpoint_blocks = compute.checkpoint_blocks
+    return net
+
+
+def identify(config: RunConfig, system: System, manifest: Manifest, start: Start) -> dict[str, Any]:
+    """What a checkpoint must agree with to be loaded: network, system, data and initial weights."""
+    net = config.net_config(manifest.vocab_size, manifest.length)
+    options = {**options_of(system), "name": config.system["name"]}
+    identity = {"net": dataclasses.asdict(net), "system": options, "data": manifest.fingerprint}
+    if start.sha256 is not None:
+        identity["init"] = start.sha256
+    return json.loads(json.dumps(identity))
+
+
+def enter(config: RunConfig, manifest: Manifest) -> list[str]:
+    """Create the run folder, or check that the existing one has this configuration and corpus.
+
+    Returns the options that have changed, one sentence each.
+    """
+    run, data = Path(str(config.run)), Path(config.data)
+    if not runs.is_run(run):
+        runs.create(run, config.tree(), [data / name for name in DESCRIPTION if (data / name).is_file()])
+        return []
+    notes = runs.check_config(run, config.tree())
+    if (old := json.loads((run / "manifest.json").read_text())["fingerprint"]) != manifest.fingerprint:
+        raise ValueError(
+            f"the corpus in {data} has changed since {run} was started: its fingerprint was {old} and is now "
+            f"{manifest.fingerprint}. Nothing was changed. Prepare the old corpus again, or give another --run"
+        )
+    return notes
