@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_train(tmp_path: Path) -> None:
-    words = [sys.executable, str(EXAMPLES / "train.py"), "4", str(tmp_path)]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 6))) for _ in range(20_000)]
+    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(words[i : i + 50]) for i in range(0, len(words), 50)))
+    command = [sys.executable, str(EXAMPLES / "train.py"), f"text:{tmp_path / 'text.txt'}", str(tmp_path), "4"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
     assert "step 4: perplexity" in found.stdout
     assert checkpoint.list_steps(tmp_path / "run" / "checkpoints") == [4]

@@ -139,6 +139,21 @@ def test_a_finished_run_says_so_and_steps_may_be_raised(data, whole, tmp_path, c
     tiny.assert_same(tmp_path / "run", tmp_path / "straight")
 
 
+def test_a_finished_cosine_run_suggests_what_is_possible(data, tmp_path, capsys):
+    """Its steps cannot be raised, so neither message suggests --steps; a new run from its weights works."""
+    run = tmp_path / "run"
+    command = tiny.command(data, run, "--optim.schedule=cosine", "--steps=2")
+    assert cli.main(command) == 0
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    assert f"--init {run} --run FOLDER" in capsys.readouterr().out
+    longer = [*command, "--steps=4"]
+    refused(run, capsys, longer, "steps was 2 and is now 4", f"--init {run} --run FOLDER")
+    sizes = ("--net.layers", "--net.width", "--net.heads", "--net.cond_width")
+    words = [word for word in longer if word.partition("=")[0] not in sizes]
+    assert cli.main([*words, f"--init={run}", f"--run={tmp_path / 'next'}"]) == 0
+
+
 def test_recomputed_blocks_may_begin_on_the_way(data, whole, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         tiny.interrupt_after(patch, 5)

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
+import esolm
+from esolm import cli
 from esolm.core.batch import Batch
 from esolm.net.denoiser import Denoiser, DenoiserConfig
+from esolm.storage import checkpoint
 from esolm.systems import find
 from esolm.training.learner import Learner, learning_rate
 from esolm.training.loss import accumulate, validate
 from esolm.training.options import Batching, Compute, Optim, Saving
+from support import tiny as runs
 
 V, L = 11, 8
+SMALL: dict[str, Any] = {
+    "steps": 6,
+    "log_every": 1,
+    "net": {"layers": 1, "width": 16, "heads": 2, "cond_width": 8},
+    "batch": {"size": 8},
+    "validation": {"every": 3, "batch_size": 4},
+    "saving": {"every": 2},
+    "compute": {"device": "cpu", "precision": "float32", "threads": 1},
+}
 CPU = Compute(device="cpu", precision="float32")
 
 
@@ -112,3 +130,94 @@ def test_checkpointed_blocks_give_the_same_gradient():
         accumulate(net, dataclasses.replace(system("esolm"), alpha_0=0.5), Tokens(), 1, 5, Batching(8), CPU)
         grads.append([p.grad for p in net.parameters()])
     assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(*grads))
+
+
+def test_overrides_are_nested_or_dotted_and_checked(tmp_path: Path) -> None:
+    nested = esolm.RunConfig.preset("demo", data=tmp_path, optim={"lr": 1e-3}, system={"alpha_0": 1})
+    dotted = esolm.RunConfig.preset("demo", data=str(tmp_path), **{"optim.lr": 1e-3, "system.alpha_0": 1})
+    assert nested == dotted
+    assert (nested.optim.lr, nested.optim.warmup, nested.system["alpha_0"]) == (1e-3, 50, 1)
+    assert esolm.RunConfig.from_tree(nested.tree()) == nested
+    for wrong, word in (
+        ({"optim": {"warm_up": 3}}, "optim.warmup"),
+        ({"optim": {"lr": "fast"}}, "optim.lr"),
+        ({"log_every": 0}, "log_every is 0"),
+        ({"init": "runs/old", "net": {"layers": 3}}, r"net\.layers"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            esolm.RunConfig.preset("demo", **wrong)
+
+
+def test_the_configuration_of_an_old_run_is_read_unchanged() -> None:
+    tree = yaml.safe_load((Path(__file__).parents[1] / "golden/recorded/old_run/config.yaml").read_text())
+    assert esolm.RunConfig.from_tree(tree).tree() == tree
+
+
+def test_help_shows_the_defaults_of_the_options_or_of_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for words in (["train", "--help"], ["train", "demo", "--help"]):
+        with pytest.raises(SystemExit):
+            cli.main(words)
+        shown.append("".join(capsys.readouterr().out.split()))
+    assert "default:0.0003)" in shown[0]
+    assert "default:0.008)" not in shown[0]
+    assert "default:0.008)" in shown[1]
+
+
+def test_training_from_python(tmp_path: Path) -> None:
+    """Callbacks get the lines of metrics.jsonl, and leaving the iterator early saves a run that resumes exactly."""
+    data = runs.make_data(tmp_path / "data")
+    config = esolm.RunConfig.preset("laptop-esolm", data=data, run=tmp_path / "whole", **SMALL)
+    records: list[dict[str, Any]] = []
+    before = config.tree()
+    outcome = esolm.Trainer(config, quiet=True).fit([records.append])
+    assert config.tree() == before
+    assert [record["step"] for record in records] == [1, 2, 3, 3, 4, 5, 6, 6]
+    assert (outcome.step, outcome.signal) == (6, None)
+    assert outcome.checkpoint == checkpoint.latest(tmp_path / "whole" / "checkpoints")
+    assert outcome.validation == records[-1]["validation"]
+    assert esolm.Trainer(config, quiet=True).fit() == outcome  # nothing is left to do
+
+    trainer = esolm.Trainer(dataclasses.replace(config, run=str(tmp_path / "run")), quiet=True)
+    for record in trainer.records():
+        if record["step"] == 3:
+            break
+    assert trainer.outcome is not None
+    assert trainer.outcome.step == 3
+    assert trainer.fit().step == 6
+    runs.assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_failing_callback_ends_training_with_a_checkpoint(tmp_path: Path) -> None:
+    data = runs.make_data(tmp_path / "data")
+    config = esolm.RunConfig.preset("laptop-mdlm", data=data, run=tmp_path / "run", **SMALL)
+
+    def fail(record: dict[str, Any]) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        esolm.Trainer(config, quiet=True).fit([fail])
+    assert checkpoint.list_steps(tmp_path / "run" / "checkpoints") == [1]
+
+
+def test_a_system_in_the_working_directory_is_found(tmp_path: Path) -> None:
+    """Though the working directory is not on the path, as for the installed command."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "systems.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from esolm.systems import System\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(System):\n"
+        "    at: int = 6\n"
+        "    mask_id: int = -1\n"
+    )
+    code = (
+        "import os, sys; sys.path = [p for p in sys.path if p and os.path.abspath(p) != os.getcwd()];"
+        "from esolm.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["train", "demo", "--print_config", "--system.name=mine.systems.Mine", "--system.at=9"]
+    found = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert yaml.safe_load(found.stdout)["system"] == {"name": "mine.systems.Mine", "at": 9}
+    with pytest.raises(ValueError, match=r"nowhere\.Mine"):
+        find("nowhere.Mine")

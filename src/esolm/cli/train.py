@@ -46,11 +46,7 @@ def read(
         raise ValueError(f"give a preset or a YAML file first: one of {names}, or FILE.yaml")
     name, options = (None, list(argv)) if argv[0].startswith("-") else (argv[0], list(argv[1:]))
     tree = flat(read_preset(name)) if name else {}
-    values = (
-        f"Defaults are those of {name}."
-        if name
-        else f"A preset overrides the defaults below: see esolm {command} PRESET --help."
-    )
+    values = f"Defaults: those of {name}." if name else "A preset overrides these defaults: see PRESET --help."
     made = parser(f"{command} PRESET|FILE.yaml", f"{COMMANDS[command]} {values} Presets: {names}.")
     made.add_argument(f"--{OWN}", action="store_true", help="Print the complete configuration as YAML and stop.")
     if add is not None:
