@@ -30,11 +30,11 @@ MODULE_LINES, FUNCTION_LINES = 350, 60
 # What does not follow the rules yet: these sets may only shrink.
 LONG_MODULES: set[str] = {"net/attention.py"}
 LONG_FUNCTIONS: set[str] = set()
-TWICE: set[str] = {"Call", "Corpus", "EsoLM", "Source"}
+TWICE: set[str] = {"Call", "EsoLM"}
 PROBES: set[str] = set()
 CASTS: set[str] = set()
 UPWARD: set[str] = set()
-SILENT: set[str] = {"core", "interop", "metrics", "net", "runtime", "storage", "training", "viz"}
+SILENT: set[str] = {"core", "interop", "metrics", "net", "runtime", "storage", "viz"}
 
 MODULES = {
     str(path.relative_to(ROOT).with_suffix("")): ast.parse(path.read_text())

@@ -20,7 +20,7 @@ from esolm.core.randomness import Randomness
 from esolm.net.fold import fold
 from esolm.sampling.options import SamplingOptions
 from esolm.sampling.request import Request
-from esolm.training import loop
+from esolm.training import loss
 from esolm.training.options import Batching, Compute
 from support import toy
 from support.away import DEVICE, Away, AwayTensor
@@ -112,8 +112,8 @@ def test_training(name: str, options: dict[str, Any], away: torch.device) -> Non
     found = []
     for one, device in ((net, "cpu"), (other, str(away))):
         compute = Compute(device=device, precision="float32")
-        nats, tokens = loop.accumulate(one, system, Source(), 0, 0, Batching(B), compute)
-        found.append((nats, tokens, loop.validate(one, system, Source(), None, compute)))
+        nats, tokens = loss.accumulate(one, system, Source(), 0, 0, Batching(B), compute)
+        found.append((nats, tokens, loss.validate(one, system, Source(), None, compute)))
     assert found[1][1] == found[0][1]
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-4)
     assert found[1][2] == pytest.approx(found[0][2], rel=1e-4)
