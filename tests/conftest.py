@@ -1,4 +1,4 @@
-"""Settings of every test: one thread each (xdist brings the parallelism), and the same examples every time."""
+"""Settings of all tests: one thread each (xdist runs them in parallel), and the same Hypothesis examples every time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ settings.load_profile("fixed")
 
 @pytest.fixture(autouse=True, scope="session")
 def precision() -> str:
-    """What the machine is fast at and survives, asked before anything else runs; and one thread."""
+    """The precision that `auto` selects on this machine, determined before anything else runs; sets one thread."""
     torch.set_num_threads(1)
     return machine.pick_precision("auto", torch.device("cpu"))
 
 
 @pytest.fixture
 def bf16(precision: str) -> None:
-    """For tests that compute in bfloat16: some virtual machines end a process that does."""
+    """For tests in bfloat16: skips them where it does not run, as on some virtual machines."""
     try:
         machine.pick_precision("bf16", torch.device("cpu"))
     except ValueError as error:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from esolm.core.visibility import Packed, Part, Visibility, block, by_order, causal, full, prefix, sorted_two_stream
 from esolm.net import attention
-from esolm.net.attention import _stairs, attend, attend_asked, dense
+from esolm.net import tiling as tiling_module
+from esolm.net.attention import attend, attend_asked, dense
+from esolm.net.tiling import tile_rows
 from support import toy
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -30,14 +32,15 @@ CASES |= {
 CASES |= {f"blocks of {s} in {n}": block(n, s) for n, s in [(8, 4), (8, 2), (7, 1), (7, 7), (9, 3), (1, 1), (2, 1)]}
 
 
-@pytest.fixture(autouse=True, params=[3, None], ids=["stairs of 3", "stairs"])
-def stairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(autouse=True, params=[3, None], ids=["tiling of 3", "tiling"])
+def tiling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Many short steps, whatever the length, and the steps that the length gets."""
     if request.param:
-        monkeypatch.setattr(attention, "_step", lambda keys: request.param)
-    _stairs.cache_clear()
+        for module in (attention, tiling_module):
+            monkeypatch.setattr(module, "block_rows", lambda keys: request.param)
+    tile_rows.cache_clear()
     yield
-    _stairs.cache_clear()
+    tile_rows.cache_clear()
 
 
 def inputs(slots: int, heads: int = 2, width: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -117,14 +120,14 @@ def test_gradient_of_blocks(length: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("visibility", [sorted_two_stream(1024, 1024), sorted_two_stream(1024, 600), block(1024, 16)])
-def test_stairs_cover_every_row_and_pay_for_fewer_pairs(visibility: Visibility) -> None:
+def test_tiles_cover_every_row_and_pay_for_fewer_pairs(visibility: Visibility) -> None:
     """At most half more than are seen; the kernel charges three quarters of the pairs for a causal step."""
     queries = visibility.rank.shape[1]
-    stairs = _stairs(visibility, 0, queries, torch.float32)
-    assert sorted(i for call in stairs.calls for i in range(queries)[call.rows]) == list(range(queries))
+    tiling = tile_rows(visibility, 0, queries, torch.float32)
+    assert sorted(i for tile in tiling.tiles for i in range(queries)[tile.rows]) == list(range(queries))
     seen = int(visibility.dense()[..., visibility.num_z :].sum())
-    for calls in (stairs.calls, [call for call, *_ in stairs.backward]):
-        sizes = ((rows.stop - rows.start, keys.stop - keys.start, sees) for rows, keys, sees in calls)
+    for tiles in (tiling.tiles, [tile for tile, *_ in tiling.backward]):
+        sizes = ((rows.stop - rows.start, keys.stop - keys.start, sees) for rows, keys, sees in tiles)
         assert sum(n * m * (0.75 if sees == "causal" and m > 256 else 1.0) for n, m, sees in sizes) <= 1.5 * seen
 
 

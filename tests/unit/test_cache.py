@@ -147,7 +147,7 @@ def test_no_room(even: bool) -> None:
     cache.place(causal(3))
     cache.commit(3) if even else cache.commit(torch.tensor([3, 1]), 3, 3)
     assert cache.place(causal(2)).shape[-1] == 5
-    with pytest.raises(ValueError, match="the cache holds 5 tokens, and 6 were asked for"):
+    with pytest.raises(ValueError, match=r"5 slots.* 6"):
         cache.place(causal(3))
 
 

@@ -192,12 +192,12 @@ def test_a_cache_with_rows_that_are_not_seen(net: Denoiser, labels: int) -> None
 
 def test_a_full_cache_says_so(net: Denoiser) -> None:
     cache = net.new_cache(B, 5)
-    with pytest.raises(ValueError, match="the cache holds 5 tokens, and 8 were asked for"):
+    with pytest.raises(ValueError, match=r"5 slots.* 8"):
         net(toy.text(B), POSITION, causal(L), cache=cache)
     with torch.no_grad():
         net(toy.text(B, 4), POSITION[:, :4], causal(4), cache=cache)
         cache.commit(4)
-        with pytest.raises(ValueError, match="the cache holds 5 tokens, and 6 were asked for"):
+        with pytest.raises(ValueError, match=r"5 slots.* 6"):
             net(toy.text(B, 2), POSITION[:, :2], causal(2), cache=cache)
 
 

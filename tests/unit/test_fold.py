@@ -175,9 +175,9 @@ def test_low_precision_is_close(precision: str, bound: float) -> None:
 
 def test_what_it_refuses() -> None:
     net = toy.network()
-    with pytest.raises(ValueError, match="no precision 'int3': choose one of float32, bf16, int8"):
+    with pytest.raises(ValueError, match=r"int3.*float32, bf16, int8"):
         fold(net, "int3")
-    with pytest.raises(ValueError, match="time zero"):
+    with pytest.raises(ValueError, match="time"):
         fold(net)(*inputs(full(L)), time=torch.zeros(1))
 
 

@@ -191,9 +191,9 @@ def test_what_has_no_cache_goes_straight_to_the_network() -> None:
         assert torch.equal(graphs(*call), net(*call))
         assert torch.equal(graphs(*call, cache=net.new_cache(B, L)), net(*call, cache=net.new_cache(B, L)))
     assert not recorder.tapes
-    with pytest.raises(ValueError, match="time zero"):
+    with pytest.raises(ValueError, match="time"):
         graphs(*call, time=torch.zeros(1))
-    with pytest.raises(ValueError, match="the cache holds 4 tokens, and 8 were asked for"):
+    with pytest.raises(ValueError, match="capacity"):
         graphs(*call, cache=graphs.new_cache(B, 3))
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from esolm.core.batch import Batch
-from esolm.core.noise import Linear, mask_by_count, mask_by_rate
+from esolm.core.noise import LinearSchedule, mask_by_count, mask_by_rate
 from esolm.core.randomness import Randomness
 
 
 @pytest.mark.parametrize("alpha_0", [0.0, 0.125, 0.5, 1.0])
 def test_the_linear_schedule(alpha_0: float) -> None:
     t = torch.linspace(0.01, 1, 50, dtype=torch.float64)
-    noise = Linear(alpha_0)
+    noise = LinearSchedule(alpha_0)
     torch.testing.assert_close(noise.alpha(t), alpha_0 * (1 - t))
     slope = (noise.alpha(t + 1e-6) - noise.alpha(t - 1e-6)) / 2e-6
     torch.testing.assert_close(noise.dalpha(t), slope, rtol=1e-6, atol=1e-6)

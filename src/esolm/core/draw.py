@@ -35,7 +35,7 @@ class BadLogits(ValueError):
 
 @dataclass(frozen=True)
 class Draw:
-    """How a token is drawn: softmax(logits / temperature), cut to the top_k likeliest and to the nucleus top_p.
+    """How to draw a token: from softmax(logits / temperature), cut to the top_k likeliest tokens and the nucleus top_p.
 
     A token is in the nucleus iff the mass of the tokens strictly likelier than it is below top_p; ties are kept, in
     top_k too. Temperature 0 is greedy.
@@ -135,7 +135,7 @@ class Draw:
         return token
 
     def probabilities(self, logits: Tensor, mask_id: int) -> Tensor:
-        """The slow twin: the distribution that tokens are drawn from, [R, V]."""
+        """The distribution that tokens are drawn from, [R, V]; the reference for `__call__`."""
         weights = self.weights(logits, mask_id)
         weights = weights if self.top_p == 1 else nucleus(weights, self.top_p)
         return weights / weights.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The absorbing process: how much is kept at time t, and which tokens are masked.
+"""The masking process: the share of clean tokens at time t, and which tokens are masked.
 
 Shapes: B batch, L length.
 """
@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """alpha_t = alpha_0 (1 - t): the share of tokens that is clean at time t, from alpha_0 at 0 to none at 1."""
+class LinearSchedule:
+    """alpha_t = alpha_0 (1 - t): the expected share of clean tokens at time t, from alpha_0 at t = 0 to 0 at t = 1."""
 
     alpha_0: float = 1.0
 
@@ -29,15 +29,15 @@ class Linear:
 
 
 def mask_by_rate(scored: Tensor, alpha_t: Tensor | float, u: Tensor) -> Tensor:
-    """Each scored token is masked with probability 1 - alpha_t, u uniform [B, L]: bool [B, L]."""
+    """Mask each scored token with probability 1 - alpha_t; u uniform [B, L] -> bool [B, L]."""
     return scored & (u >= alpha_t)
 
 
 def mask_by_count(scored: Tensor, t: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The NELBO of alpha_t = 1 - t with the time integrated out, so that its weights are bounded.
+    """Masks for the NELBO of alpha_t = 1 - t with the time integrated out, so that its weights are bounded.
 
-    The number of masks m is uniform in 1 .. n, for the n scored tokens of the last dimension, and their nats have
-    weight n/m: E_t[1/t sum_masked] = E_m[n/m sum_masked]. t uniform [..., 1], u uniform [..., L] ->
+    The number of masks m is uniform in 1 .. n, where n counts the scored tokens of the last dimension, and their nats
+    have weight n/m: E_t[1/t sum_masked] = E_m[n/m sum_masked]. t uniform [..., 1], u uniform [..., L] ->
     bool [..., L], weight [..., 1].
     """
     n = scored.sum(-1, keepdim=True)

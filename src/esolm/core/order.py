@@ -1,4 +1,4 @@
-"""Orders: sigma[:, l] is the position that is denoised l-th. Only ever permutations, 0-based.
+"""Orders and schedules: sigma[:, l] is the position that is denoised l-th, a 0-based permutation.
 
 Shapes: B batch, L length.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from .randomness import Randomness
 
 GIVEN, CLEAN, MASKED, PADDING = range(4)
-"""The groups of an order, one after another."""
+"""The groups of an order, in the order in which they come."""
 
 GIVEN_ORDERS = ("random", "ascending")
 
@@ -33,18 +33,18 @@ def groups(masked: Tensor, valid: Tensor | None, given: Tensor | None) -> Tensor
 
 
 def left_to_right(u: Tensor, where: Tensor | None) -> Tensor:
-    """Keys in (0, 1) that keep some positions in their own order, and the others as u has them, [B, L]."""
+    """Sorting keys in (0, 1), [B, L]: ascending by position where `where` is true, u elsewhere."""
     return u if where is None else torch.where(where, torch.arange(u.shape[1], device=u.device) / u.shape[1], u)
 
 
 def sort(group: Tensor, u: Tensor, ascending: bool = False) -> Tensor:
-    """sigma with the groups in turn, each in random order by u in (0, 1); `ascending` keeps MASKED left to right."""
+    """sigma with one group after another, each in random order by u in (0, 1); `ascending`: MASKED left to right."""
     return (group + (left_to_right(u, group == MASKED) if ascending else u)).argsort(-1)
 
 
 def draw(alpha_0: float, u: Tensor, clean: Tensor, valid: Tensor | None, given: Tensor | None) -> Tensor:
-    """sigma ~ P_L^alpha_0: each position is clean with probability alpha_0; the clean in random order, then the rest
-    ascending. Given positions come first, padding last. u, clean: two independent uniforms [B, L]."""
+    """sigma ~ P_L^alpha_0: each position is clean with probability alpha_0; clean positions come in random
+    order, then the rest ascending. Given positions come first, padding last. u, clean: independent uniforms [B, L]."""
     return sort(groups(clean >= alpha_0, valid, given), u, ascending=True)
 
 
@@ -52,22 +52,22 @@ def draw(alpha_0: float, u: Tensor, clean: Tensor, valid: Tensor | None, given: 
 class Schedule:
     """Which positions are denoised at which step, complete before the first forward pass.
 
-    The places of a row's order are: given positions, then those of its steps one after another, then padding.
+    The order of a row holds its given positions, then those of its steps one after another, then padding.
     """
 
     sigma: Tensor  # int [B, L]
     sizes: Tensor  # int [B, K]: n_k of each row, zeros only at the end
-    given: Tensor  # int [B]: leading places that are clean from the start
-    diffusion: Tensor  # int [B]: how many of the steps belong to the diffusion phase
+    given: Tensor  # int [B]: leading positions of the order that are clean from the start
+    diffusion: Tensor  # int [B]: number of steps in the diffusion phase
 
     @property
     def nfe(self) -> Tensor:
-        """Network evaluations that each row needs, int [B]."""
+        """Number of network evaluations of each row, int [B]."""
         return (self.sizes > 0).sum(1)
 
     @property
     def starts(self) -> Tensor:
-        """The first place of each step, int [B, K]."""
+        """The index in sigma at which each step starts, int [B, K]."""
         return self.given[:, None] + self.sizes.cumsum(1) - self.sizes
 
     def step_of(self) -> Tensor:
@@ -79,7 +79,7 @@ class Schedule:
         return torch.empty_like(step).scatter_(1, self.sigma, step)
 
     def steps(self, row: int = 0) -> list[list[int]]:
-        """The paper's S = (S_1, ..., S_K) of one row."""
+        """The paper's S = (S_1, ..., S_K) of one row: the positions of each step."""
         places = self.sigma[row, int(self.given[row]) :].tolist()
         steps = []
         for size in self.sizes[row, : int(self.nfe[row])].tolist():
@@ -89,7 +89,7 @@ class Schedule:
 
 
 def _schedule(group: Tensor, u: Tensor, step: Tensor, given_u: Tensor) -> Schedule:
-    """Positions sorted by group, then by step, then by u; a new step begins wherever `step` changes.
+    """Sort positions by group, then by step, then by u; a new step begins wherever `step` changes.
 
     group, u, step: [B, L]; the steps of CLEAN (diffusion) come before those of MASKED (left to right).
     """
@@ -111,7 +111,7 @@ def _schedule(group: Tensor, u: Tensor, step: Tensor, given_u: Tensor) -> Schedu
 
 
 def _prepare(given: Tensor, valid: Tensor, rng: Randomness, given_order: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Positions as floats, a uniform per position, the key that orders the given, and the groups (MASKED so far)."""
+    """Positions as floats, a uniform per position, the sorting key of given positions, and groups without CLEAN."""
     if given_order not in GIVEN_ORDERS:
         raise ValueError(f"given_order is {given_order!r}; it must be one of {', '.join(GIVEN_ORDERS)}")
     batch, length = given.shape
@@ -131,13 +131,13 @@ def ancestral(
     given_order: str = "ascending",
     block_size: int | None = None,
 ) -> Schedule:
-    """The unified denoising schedule: T diffusion steps for a share alpha_0, then left to right.
+    """The unified denoising schedule: T diffusion steps for a share alpha_0 of the positions, the rest left to right.
 
-    Under n_t ~ Binomial(masked, (alpha_s - alpha_t) / (1 - alpha_t)) every position has, independently, the chance
-    alpha_0 / T to be denoised at each of the T steps and 1 - alpha_0 to be left for the sequential phase: so one
-    uniform per position draws its step, and no loop over T is needed. num_steps None is T -> infinity, the
-    first-hitting sampler: one token at a time; int [B, 1] is T of each row. With block_size the T steps are those of
-    each block, one after another.
+    Under n_t ~ Binomial(masked, (alpha_s - alpha_t) / (1 - alpha_t)) every position is independently denoised at each
+    of the T steps with probability alpha_0 / T, and left for the sequential phase with probability 1 - alpha_0. So one
+    uniform per position draws its step, without a loop over T. num_steps: T, int [B, 1] for T of each row, or None for
+    T -> infinity, the first-hitting sampler, which denoises one token at a time. With block_size each block takes T
+    steps, one block after another.
     """
     position, u, given_u, group = _prepare(given, valid, rng, given_order)
     group = torch.where((group == MASKED) & (u < alpha_0), CLEAN, group)
@@ -154,10 +154,10 @@ def ancestral(
 
 
 def blocks(given: Tensor, valid: Tensor, rng: Randomness, parallelism: int, given_order: str = "ascending") -> Schedule:
-    """Evenly spaced, far-apart positions together, in random interleaving (paper, F.8).
+    """Denoise evenly spaced positions together, in random interleaving (paper, F.8).
 
-    A row with n positions to denoise is cut into `parallelism` stretches of ceil(n / parallelism); a step takes the
-    same offset of every stretch, and the offsets come in random order.
+    The n positions of a row are cut into `parallelism` segments of ceil(n / parallelism); each step takes one offset in
+    every segment, and the offsets come in random order.
     """
     _, u, given_u, group = _prepare(given, valid, rng, given_order)
     free = group == MASKED
@@ -172,7 +172,7 @@ def blocks(given: Tensor, valid: Tensor, rng: Randomness, parallelism: int, give
 def user_order(
     given: Tensor, valid: Tensor, rng: Randomness, sigma: Tensor, given_order: str = "ascending"
 ) -> Schedule:
-    """One token at a time in the order of sigma, int [B|1, L], a permutation; given positions are taken out of it."""
+    """One token at a time in the order of sigma, int [B|1, L], a permutation; given positions are skipped."""
     _, u, given_u, group = _prepare(given, valid, rng, given_order)
     length = given.shape[1]
     if sigma.shape[1] != length or not bool((sigma.sort(1).values == torch.arange(length)).all()):

@@ -1,7 +1,7 @@
-"""Counter-based randomness: every number is a pure function of a key and the place it is used at.
+"""Counter-based randomness: every number is a pure function of a key, an example and a column.
 
-There is no generator state. The number that example g draws in column c is the same whether g stands alone,
-in a batch, in a micro-batch or on another rank or device, so resuming and splitting change nothing.
+There is no generator state. Example g has the same number in column c alone, in a batch, in a micro-batch, or on
+another rank or device, so resuming and splitting change nothing.
 
 Shapes: B examples here, N numbers each.
 """
@@ -17,6 +17,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _64 = (1 << 64) - 1
 FEW = 4
+"""Up to this number of values, Python integers are faster than thirty tensor operations."""
 
 
 def _signed(value: int) -> int:
@@ -32,7 +33,7 @@ def _mix_int(z: int) -> int:
 
 
 def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's output function on int64 tensors; the shifts are made logical by masking the sign bits."""
+    """SplitMix64's output function on int64 tensors; masking the sign bits makes the shifts logical."""
     z = z + _signed(_GOLDEN)
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(_M1)
     z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(_M2)
@@ -51,9 +52,9 @@ def fold(key: int, data: int | str) -> int:
 def uniform(key: int, row: Tensor, column: Tensor) -> Tensor:
     """Uniform numbers in (0, 1), float64, one for each pair of the broadcast int64 tensors row and column.
 
-    Every row is a SplitMix64 stream of its own, seeded by the key and the row.
+    Every row is its own SplitMix64 stream, seeded by the key and the row.
     """
-    if row.shape == column.shape and row.numel() <= FEW:  # Python is faster than thirty operations on one number
+    if row.shape == column.shape and row.numel() <= FEW:
         pairs = zip(row.flatten().tolist(), column.flatten().tolist(), strict=True)
         words = [_mix_int((_mix_int((r + _mix_int(key)) & _64) + c * _GOLDEN) & _64) for r, c in pairs]
         numbers = [((word >> 11) + 0.5) * 2.0**-53 for word in words]
@@ -64,7 +65,7 @@ def uniform(key: int, row: Tensor, column: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Randomness:
-    """The key of one step and the place of these examples, first .. first + B, in its global batch of total."""
+    """The key of one step, and the indices of these examples, first .. first + B, in its global batch of `total`."""
 
     key: int
     first: int = 0
@@ -78,7 +79,7 @@ class Randomness:
         return replace(self, key=key)
 
     def examples(self, batch: int) -> Tensor:
-        """Global indices of the examples here, int64 [B]."""
+        """Global indices of these examples, int64 [B]."""
         return torch.arange(self.first, self.first + batch)
 
     def uniform(self, examples: Tensor, columns: int) -> Tensor:
@@ -88,11 +89,10 @@ class Randomness:
     def times(self, stratum: Tensor, strata: int, columns: int = 1) -> Tensor:
         """Low-discrepancy times in (0, 1), float64 [B, N]: t ~ U[i/n, (i+1)/n], one stratum i of n for each.
 
-        The strata are dealt to the examples at random, so that each example's own time is uniform too: a bound on
-        texts in a fixed order would otherwise see the first ones nearly clean and the last ones masked.
-        With several columns (one time per block of BD3-LM) the strata tile all of them: each example has one time in
-        every band of width 1/N, in random order, so that no column is tied to a noise level.
-        Raises ValueError if an example is beyond the strata.
+        A random permutation assigns the strata to the examples, so that each example's time is uniform too; otherwise,
+        in a bound on texts in a fixed order, the first texts would always be nearly clean and the last ones masked.
+        With several columns (one time per block of BD3-LM) each example has one time in every band of width 1/N, in
+        random order, so that no column is tied to a noise level. Raises ValueError if an example is beyond the strata.
         """
         if stratum.numel() and int(stratum.max()) >= strata:
             raise ValueError(f"example {int(stratum.max())} is not in a global batch of {strata}")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 class Term(NamedTuple):
-    """Weighted nats of the tokens that this term scores; its mean is over `valid`, all tokens that it bounds."""
+    """Weighted nats of the tokens that this term scores; its mean is over `valid`, all the tokens that it bounds."""
 
     name: str
     nats: Tensor  # [B', L], zero where nothing is scored
@@ -24,7 +24,7 @@ class Term(NamedTuple):
 def token_nats(logits: Tensor, target: Tensor, mask_id: int) -> Tensor:
     """-log p(target) with the mask id excluded from the vocabulary: logits [R, V], target [R] -> nats [R].
 
-    The logits are used up: their mask column is overwritten, which saves a copy of the largest tensor of a step.
+    Overwrites the mask column of the logits in place, which saves a copy of the largest tensor of a step.
     """
     wide = logits if logits.dtype == torch.float64 else logits.float()
     wide[:, mask_id] = float("-inf")
@@ -32,5 +32,5 @@ def token_nats(logits: Tensor, target: Tensor, mask_id: int) -> Tensor:
 
 
 def total(terms: Iterable[Term], counts: Mapping[str, float]) -> Tensor:
-    """The loss: each term's nats over the number of tokens it is normalised by (the global batch's, in training)."""
+    """The loss: the sum of each term's nats divided by its number of tokens (in training, of the global batch)."""
     return torch.stack([term.nats.sum() / max(counts[term.name], 1) for term in terms]).sum()

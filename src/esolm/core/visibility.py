@@ -1,6 +1,6 @@
-"""Who may see whom: the attention pattern as data.
+"""The attention pattern as data.
 
-Query i reads key j iff rank[j] <= horizon[i], or both carry the same non-negative clique.
+Query i attends to key j iff rank[j] <= horizon[i], or both carry the same non-negative clique.
 
 Shapes: B batch, N network input, P cached, L length, M slots of the z half.
 """
@@ -14,30 +14,30 @@ import torch
 from torch import Tensor
 
 HIDDEN = 2**30
-"""The rank of a key that no horizon reaches."""
+"""The rank of a key that no horizon includes."""
 
 Kind = Literal["full", "causal", "two_stream", "two_stream_prefix", "block", "labels"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Visibility:
-    """Labels for N slots; `kind` and the two numbers behind it pick a kernel and never change the meaning."""
+    """Labels of N slots; `kind`, `num_z` and `block_size` only select a kernel and never change the pattern."""
 
-    rank: Tensor  # int [B|1, N]  when this key becomes visible; HIDDEN = never by order
-    horizon: Tensor  # int [B|1, N]  how far this query sees
+    rank: Tensor  # int [B|1, N]  the step at which this key becomes visible; HIDDEN = never by order
+    horizon: Tensor  # int [B|1, N]  the last rank that this query sees
     clique: Tensor  # int [B|1, N]  equal ids see each other; -1 = none
     kind: Kind = "labels"
     num_z: int = 0  # slots of the z half, which comes first, in the kinds with two halves
     block_size: int = 0  # of kind "block"
 
     def dense(self, span: slice | None = None) -> Tensor:
-        """The slow twin: bool [B|1, 1, N, N], or only the query rows of span."""
+        """The boolean mask, [B|1, 1, N, N], or only its query rows in `span`; the reference for every kernel."""
         rows = span or slice(None)
         horizon, mine = self.horizon[:, rows, None], self.clique[:, rows, None]
         return ((self.rank[:, None] <= horizon) | ((self.clique[:, None] == mine) & (mine >= 0)))[:, None]
 
     def flex(self) -> Any:
-        """FlexAttention's block mask of the same pattern; per-row labels give per-row masks."""
+        """FlexAttention's block mask of the same pattern, per row if the labels are."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         rank, horizon, clique = self.rank, self.horizon, self.clique
@@ -52,16 +52,16 @@ class Visibility:
 
 
 class Part(NamedTuple):
-    """One input among several in a row."""
+    """One of several inputs that are packed into a row."""
 
     batch: int
     visibility: Visibility
-    asked: slice  # the slots that get logits
+    asked: slice  # the query rows that get logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """Several inputs of their own shapes, flattened and laid end to end as one row; none sees another."""
+    """Several inputs of different shapes, flattened and concatenated into one row; they do not see each other."""
 
     parts: tuple[Part, ...]
 
@@ -71,7 +71,8 @@ def _none(rank: Tensor) -> Tensor:
 
 
 def hide(visibility: Visibility, valid: Tensor) -> Visibility:
-    """The same pattern where slots that are not valid, bool [B, N], see and are seen by themselves only."""
+    """The same pattern, in which slots that are not valid, bool [B, N], see only themselves and are seen only by
+    themselves."""
     rank, horizon, clique = (t.expand_as(valid) for t in (visibility.rank, visibility.horizon, visibility.clique))
     alone = HIDDEN + torch.arange(valid.shape[1], device=valid.device)
     return replace(
@@ -91,7 +92,7 @@ def full(length: int, valid: Tensor | None = None, device: torch.device | None =
 
 
 def causal(length: int, device: torch.device | None = None) -> Visibility:
-    """Slot i sees slots 0..i: AR, and Eso-LM (B) on tokens sorted by sigma. Padding, sorted last, is never seen."""
+    """Slot i sees slots 0..i: AR, and Eso-LM (B) on tokens sorted by sigma. Padding, sorted last, is not seen."""
     rank = torch.arange(length, device=device)[None]
     return Visibility(rank, rank, _none(rank), "causal")
 
@@ -104,21 +105,21 @@ def by_order(sigma_inv: Tensor) -> Visibility:
 def prefix(order: Tensor, num_clean: Tensor) -> Visibility:
     """Eso-LM (A)'s diffusion pattern: the first num_clean [B] of the order see each other, the rest are causal.
 
-    order [B|1, L] is the place of each slot in the order (arange for sorted tokens).
+    order [B|1, L]: the index of each slot in the order (arange for sorted tokens).
     """
     rank = (order - num_clean[:, None] + 1).clamp_min(0)
     return Visibility(rank, rank, _none(rank))
 
 
 def two_stream(x_rank: Tensor, z_order: Tensor, x_order: Tensor, kind: Kind = "labels") -> Visibility:
-    """Mask queries z before clean tokens x: slot z sees itself and the x that come before it in the order.
+    """Mask queries z, then clean tokens x: a z slot sees itself and the x slots before it in the order.
 
     x_rank [B|1, L]: what x slots see of each other (the order itself for (B), the prefix rank for (A)).
-    z_order [B|1, M] and x_order [B|1, L]: the places in the order; z is hidden from everyone else.
+    z_order [B|1, M] and x_order [B|1, L]: indices in the order. No other slot sees a z slot.
     """
     rows = max(x_rank.shape[0], z_order.shape[0])
     x_rank, z_order = x_rank.expand(rows, -1), z_order.expand(rows, -1)
-    # The last place before z in the order has the highest rank that z sees; in x_rank's own scale.
+    # A z slot sees up to the x_rank of the token before it in the order.
     by_place = torch.zeros_like(x_rank).scatter(1, x_order.expand(rows, -1), x_rank)
     before = by_place.gather(1, (z_order - 1).clamp_min(0))
     horizon = torch.where(z_order > 0, before, -1)
@@ -134,10 +135,11 @@ def two_stream(x_rank: Tensor, z_order: Tensor, x_order: Tensor, kind: Kind = "l
 
 
 def sorted_two_stream(length: int, num_z: int, num_clean: Tensor | None = None, device: Any = None) -> Visibility:
-    """The two-stream pattern on tokens sorted by sigma: z holds the last num_z places of the order, x all of them.
+    """The two-stream pattern on tokens sorted by sigma: z holds the last num_z positions of the order, x all of them.
 
-    Every row has the same labels, so no mask is needed. num_clean [B] gives Eso-LM (A), whose clean x see each other;
-    its z slots at clean places are fill, which nobody sees or scores, and only there the kernel may see less.
+    Every row has the same labels, so no mask with a batch dimension is needed. num_clean [B] gives Eso-LM (A), whose
+    clean x see each other; its z slots at clean positions are padding, which is neither seen nor scored, and the only
+    rows in which a kernel may deviate from the labels.
     Raises ValueError unless 1 <= num_z <= length.
     """
     if not 1 <= num_z <= length:

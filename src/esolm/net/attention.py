@@ -1,8 +1,8 @@
-"""attend(q, k, v, visibility): one softmax, several kernels, the same result.
+"""Attention by a visibility pattern, with several kernels that give the same result.
 
-The slow twin is a dense boolean mask. On the CPU the sorted patterns go by stairs: some rows at a time over the keys
-that they can see, since the flash kernel pays for the keys that a mask hides. What z sees of itself is merged in by
-its log-sum-exp.
+The reference is a dense boolean mask. On the CPU the sorted patterns are tiled into row blocks, each over the keys that
+its rows can see, because the flash kernel also computes the keys that a mask hides. Each z slot's attention to itself
+is merged in by its log-sum-exp.
 
 Shapes: B batch, H heads, N queries, K keys, D head width, M slots of z, L slots of x.
 """
@@ -10,14 +10,14 @@ Shapes: B batch, H heads, N queries, K keys, D head width, M slots of z, L slots
 from __future__ import annotations
 
 import functools
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.visibility import Packed, Visibility
+from .tiling import Tiling, block_rows, tile_rows
 
 Flash = tuple[Tensor, Tensor]
 HALVES = ("two_stream", "two_stream_prefix", "block")
@@ -25,7 +25,7 @@ HALVES = ("two_stream", "two_stream_prefix", "block")
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice | None) -> Tensor:
-    """Attention of the query slots in span, or of all: q [B, H, N, D] over all slots k, v [B, H, K, D], as q."""
+    """Attention of the query slots in `span`, or of all: q [B, H, N, D], k and v [B, H, K, D] -> [B, H, N, D]."""
     if isinstance(visibility, Packed):
         return _packed(q, k, v, visibility, asked=False)
     slots = visibility.rank.shape[1]
@@ -36,7 +36,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, spa
     if q.is_cuda and whole and visibility.kind != "causal":
         return _compiled_flex()(q, k, v, block_mask=_block_mask(visibility))
     piece = Piece(visibility, span)
-    if visibility.kind == "causal" and whole and (q.is_cuda or not q.requires_grad or _step(slots) >= slots):
+    if visibility.kind == "causal" and whole and (q.is_cuda or not q.requires_grad or block_rows(slots) >= slots):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     if visibility.kind in (*HALVES, "causal") and not q.is_cuda and piece.fast:
         return _fast(q, k, v, (piece,))
@@ -44,14 +44,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, spa
 
 
 def attend_asked(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice | None) -> Tensor:
-    """The same where only the rows that get logits are wanted; of packed inputs the others may be zero."""
+    """The same for the rows that get logits only; the other rows of packed inputs may be zero."""
     if isinstance(visibility, Packed):
         return _packed(q, k, v, visibility, asked=True)
     return attend(q, k, v, visibility, span)
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, asked: bool) -> Tensor:
-    """Each input by its own pattern: [1, H, R, D] -> [1, H, R, D], where R counts the slots of all inputs."""
+    """Each input by its own pattern: [1, H, R, D] -> [1, H, R, D], where R is the number of slots of all inputs."""
     pieces, first = [], 0
     for part in packed.parts:
         slots = part.visibility.rank.shape[1]
@@ -71,15 +71,15 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, asked: bool) -> Ten
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice) -> Tensor:
-    """The slow twin of every shortcut."""
+    """Attention by the boolean mask, the reference for every kernel."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visibility.dense(span=span))
 
 
 def attend_cached(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """Attention of new slots q [B, H, N, D] over committed and new ones, k, v [B, H, K, D], by a bias [B|1, 1, N, K].
 
-    In bf16 the CPU's kernel is three times faster for one row than for two. Two rows therefore go as two heads with the
-    same keys and values, which the second finds in the processor's cache.
+    In bf16 the CPU's kernel is three times faster for one row than for two, so two rows become two heads that share
+    keys and values.
     """
     if q.shape[2] != 2 or q.dtype != torch.bfloat16 or q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
@@ -99,12 +99,12 @@ def _compiled_flex() -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _block_mask(visibility: Visibility) -> Any:
-    """All layers of a pass share it."""
+    """Cached, because all layers of a pass share it."""
     return visibility.flex()
 
 
 class Place(NamedTuple):
-    """Where an input lies in a row of several."""
+    """The position of one input in a packed row."""
 
     first: int
     batch: int
@@ -112,11 +112,11 @@ class Place(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One input, and its slots that ask."""
+    """One input and its query slots."""
 
     visibility: Visibility
     span: slice
-    place: Place | None = None  # without one the tensors are this input's alone, the queries those of span
+    place: Place | None = None  # None: the tensors hold this input only, and q only the rows of span
 
     def of(self, t: Tensor) -> Tensor:
         """All slots of this input, a view [B, H, N, D]."""
@@ -126,12 +126,12 @@ class Piece(NamedTuple):
         return t[0, :, first : first + batch * slots].unflatten(1, (batch, slots)).transpose(0, 1)
 
     def asking(self, t: Tensor) -> Tensor:
-        """The slots of span, a view [B, H, N, D]."""
+        """The slots of `span`, a view [B, H, N, D]."""
         return t if self.place is None else self.of(t)[:, :, self.span]
 
     @property
     def fast(self) -> bool:
-        """Whether stairs fit: of two halves, all rows or those of z."""
+        """Whether it can be tiled: with two halves, all rows or those of z."""
         slots, num_z = self.visibility.rank.shape[1], self.visibility.num_z
         if self.visibility.kind in HALVES:
             return self.span in (slice(0, slots), slice(0, num_z))
@@ -139,7 +139,7 @@ class Piece(NamedTuple):
 
     @property
     def partial(self) -> bool:
-        """Whether rows are left out that the tensors have."""
+        """Whether some rows of the tensors get no output."""
         return self.place is not None and self.span != slice(0, self.place.slots)
 
 
@@ -148,13 +148,13 @@ def _fast(q: Tensor, k: Tensor, v: Tensor, pieces: tuple[Piece, ...]) -> Tensor:
 
 
 class _Fast(torch.autograd.Function):
-    """The inputs one after another, into one output and one gradient, so that nothing is joined or padded later."""
+    """All inputs, written into one output and one gradient, so that nothing is concatenated or padded later."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: tuple[Piece, ...]) -> Tensor:
         batch, heads, rows, width = q.shape
         new = q.new_zeros if any(piece.partial for piece in pieces) else q.new_empty
-        out = new((batch, rows, heads, width)).transpose(1, 2)  # as the next projection reads it
+        out = new((batch, rows, heads, width)).transpose(1, 2)  # contiguous for the output projection
         kept: list[Tensor] = []
         for piece in pieces:
             kept += _forward(piece.asking(q), piece.of(k), piece.of(v), piece.visibility, piece.span, piece.asking(out))
@@ -178,9 +178,9 @@ class _Fast(torch.autograd.Function):
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice, out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Writes out; the log-sum-exp of all that a row sees and the score of a z slot's own key are for the backward."""
+    """Write `out`; returns each row's log-sum-exp and each z slot's score of its own key, for the backward pass."""
     m, size = visibility.num_z, visibility.block_size
-    lse = _climb(q, k[:, :, m:], v[:, :, m:], _stairs(visibility, span.start, span.stop, q.dtype), out)
+    lse = _run(q, k[:, :, m:], v[:, :, m:], tile_rows(visibility, span.start, span.stop, q.dtype), out)
     own = lse.new_empty(0)
     if visibility.kind == "block":
         q_b, k_b, v_b = (_fold(t[:, :, :m], size) for t in (q, k, v))
@@ -196,11 +196,11 @@ def _backward(
     grad: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, own: Tensor,
     visibility: Visibility, span: slice, into: tuple[Tensor, Tensor, Tensor],
 ) -> None:  # fmt: skip
-    """Writes dq, dk and dv."""
+    """Write dq, dk and dv."""
     dq, dk, dv = into
     m, size = visibility.num_z, visibility.block_size
-    stairs = _stairs(visibility, span.start, span.stop, q.dtype)
-    _climb_backward(grad, q, k[:, :, m:], v[:, :, m:], (out, lse), stairs, (dq, dk[:, :, m:], dv[:, :, m:]))
+    tiling = tile_rows(visibility, span.start, span.stop, q.dtype)
+    _run_backward(grad, q, k[:, :, m:], v[:, :, m:], (out, lse), tiling, (dq, dk[:, :, m:], dv[:, :, m:]))
     if visibility.kind == "block":
         merged = (_fold(out[:, :, :m], size), lse[:, :, :m].reshape(len(lse), -1, size))
         grad_b, q_b, k_b, v_b = (_fold(t[:, :, :m], size) for t in (grad, q, k, v))
@@ -226,8 +226,8 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
 def _flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, merged: Flash, mask: Tensor | None = None, causal: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of one group. With the merged output and log-sum-exp, the kernel's own formula is already right:
-    P = exp(s - lse) are the merged weights and dS = P (dO v - dO O) needs the merged O."""
+    """Gradients of one group of keys. Given the merged output and log-sum-exp, the kernel's own formula is exact:
+    P = exp(s - lse) are the merged weights, and dS = P (dO v - dO O) needs the merged O."""
     out, lse = merged
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask
@@ -235,7 +235,7 @@ def _flash_backward(
 
 
 def _merge(into: Flash, part: Flash) -> None:
-    """One softmax over two groups of keys, in place, from each group's own softmax and log-sum-exp."""
+    """Merge two groups of keys into one softmax, in place, from each group's output and log-sum-exp."""
     out, lse = into
     merged = torch.logaddexp(lse, part[1])
     before, after = ((t - merged).exp_().to(out.dtype)[..., None] for t in (lse, part[1]))
@@ -243,97 +243,29 @@ def _merge(into: Flash, part: Flash) -> None:
     lse.copy_(merged)
 
 
-class Call(NamedTuple):
-    """One call of the kernel: some rows over some keys of x."""
-
-    rows: slice
-    keys: slice
-    sees: Literal["all", "causal", "bias"]  # all keys; row i the first i + 1; or what the bias shows
-
-
-class Stairs(NamedTuple):
-    """Sorted queries over x, some rows at a time, each over no more keys than its rows can see."""
-
-    calls: tuple[Call, ...]
-    bias: Tensor | None  # [B|1, 1, N, L], for the calls that read it
-    backward: tuple[tuple[Call, bool, bool], ...]  # with whether the rows, and the keys, are new in this call
-    rows_left: bool  # some row, or some key, is in no backward call
-    keys_left: bool
-
-    def mask(self, call: Call) -> Tensor | None:
-        return self.bias[:, :, call.rows, call.keys] if self.bias is not None and call.sees == "bias" else None
-
-
-@functools.lru_cache(maxsize=8)
-def _stairs(visibility: Visibility, start: int, stop: int, dtype: torch.dtype) -> Stairs:
-    """What the queries from start to stop see of x. The bias is finite: a query that sees no x has a log-sum-exp of
-    -1e9 there, and so no weight once its own key is merged in. All layers of a pass share it."""
-    num_z, kind = visibility.num_z, visibility.kind
-    keys, queries = visibility.rank.shape[1] - num_z, stop - start
-    size, whole = _step(keys), start == 0 and stop == num_z + keys
-    every, z, x = slice(0, keys), slice(0, num_z), slice(num_z, queries)
-    if whole and kind in ("full", "causal"):
-        calls = [Call(every, every, "causal" if kind == "causal" else "all")]
-        columns = _columns(every, 0, 0, keys, size) if kind == "causal" else calls
-        return _with_backward(calls, None, columns, queries, keys)
-    if whole and kind == "two_stream" and size < keys:  # x is causal and needs no bias
-        above = _stairs(visibility, 0, num_z, dtype)
-        columns = [*_columns(x, 0, 0, keys, size), *_columns(z, keys - num_z, 1, keys, size)]
-        return _with_backward([Call(x, every, "causal"), *above.calls], above.bias, columns, queries, keys)
-    rank, horizon = visibility.rank[:, num_z:], visibility.horizon[:, start:stop]
-    hidden = rank[:, None] > horizon[:, :, None]
-    bias = torch.zeros(hidden.shape, dtype=dtype, device=rank.device).masked_fill_(hidden, -1e9)[:, None]
-    reach = (~hidden).sum(-1).amax(0).clamp_min(1).tolist()
-    starts = (*range(0, num_z, size), *range(num_z, queries, size)) if size < queries else (0,)
-    rows = (slice(i, j) for i, j in pairwise(sorted({*starts, queries})))
-    calls = sorted((Call(at, slice(0, max(reach[at])), "bias") for at in rows), key=lambda call: -call.keys.stop)
-    by_column = kind == "two_stream" and size < keys
-    return _with_backward(calls, bias, _columns(z, keys - num_z, 1, keys, size) if by_column else calls, queries, keys)
-
-
-def _columns(rows: slice, place: int, strict: int, keys: int, size: int) -> list[Call]:
-    """Some keys and all rows that see any of them, for rows at the places from `place` on of the order, which see what
-    comes before them, and themselves if not strict. The kernel's gradients are faster so than by stairs of rows."""
-    starts = ((rows.start + first - place + strict, first) for first in range(place, keys, size))
-    found = [Call(slice(i, rows.stop), slice(j, min(j + size, keys)), "causal") for i, j in starts if i < rows.stop]
-    return [Call(rows, slice(0, place), "all"), *found] if place else found
-
-
-def _with_backward(calls: list[Call], bias: Tensor | None, backward: list[Call], queries: int, keys: int) -> Stairs:
-    rows_done: set[int] = set()
-    keys_done: set[int] = set()
-    marked = []
-    for call in backward:
-        rows_now, keys_now = range(queries)[call.rows], range(keys)[call.keys]
-        marked.append((call, rows_done.isdisjoint(rows_now), keys_done.isdisjoint(keys_now)))
-        rows_done.update(rows_now)
-        keys_done.update(keys_now)
-    return Stairs(tuple(calls), bias, tuple(marked), len(rows_done) < queries, len(keys_done) < keys)
-
-
-def _climb(q: Tensor, k: Tensor, v: Tensor, stairs: Stairs, out: Tensor) -> Tensor:
-    """Writes out; the log-sum-exp of all rows."""
+def _run(q: Tensor, k: Tensor, v: Tensor, tiling: Tiling, out: Tensor) -> Tensor:
+    """Write `out`; returns the log-sum-exp of all rows."""
     lse = q.new_empty(q.shape[:3], dtype=_wide(q))
-    for call in stairs.calls:
-        rows, keys, sees = call
-        found = _flash(q[:, :, rows], k[:, :, keys], v[:, :, keys], stairs.mask(call), sees == "causal")
+    for tile in tiling.tiles:
+        rows, keys, sees = tile
+        found = _flash(q[:, :, rows], k[:, :, keys], v[:, :, keys], tiling.mask(tile), sees == "causal")
         out[:, :, rows], lse[:, :, rows] = found
     return lse
 
 
-def _climb_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, merged: Flash, stairs: Stairs, into: tuple[Tensor, Tensor, Tensor]
+def _run_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, merged: Flash, tiling: Tiling, into: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    """Writes dq, dk and dv."""
+    """Write dq, dk and dv."""
     out, lse = merged
     dq, dk, dv = into
-    for t in (dq,) * stairs.rows_left + (dk, dv) * stairs.keys_left:
+    for t in (dq,) * tiling.rows_left + (dk, dv) * tiling.keys_left:
         t.zero_()
-    for call, new_rows, new_keys in stairs.backward:
-        rows, keys, sees = call
+    for tile, new_rows, new_keys in tiling.backward:
+        rows, keys, sees = tile
         part = (out[:, :, rows], lse[:, :, rows].contiguous())
         found = _flash_backward(
-            grad[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], part, stairs.mask(call), sees == "causal"
+            grad[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], part, tiling.mask(tile), sees == "causal"
         )
         _write(dq[:, :, rows], found[0], new_rows)
         _write(dk[:, :, keys], found[1], new_keys)
@@ -345,13 +277,8 @@ def _write(into: Tensor, change: Tensor, new: bool) -> None:
 
 
 def _fold(t: Tensor, size: int) -> Tensor:
-    """Blocks as further heads: [B, H, L, D] -> [B, H * L/size, size, D]."""
+    """Blocks as additional heads: [B, H, L, D] -> [B, H * L/size, size, D]."""
     return t.reshape(t.shape[0], -1, size, t.shape[3])
-
-
-def _step(keys: int) -> int:
-    """Rows at a time: measured, short sequences gain less from fewer pairs than more calls cost."""
-    return 256 if keys >= 768 else 2 * keys
 
 
 def _wide(t: Tensor) -> torch.dtype:

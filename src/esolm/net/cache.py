@@ -1,4 +1,4 @@
-"""Keys and values of committed tokens, owned by whoever samples.
+"""The KV cache: keys and values of committed tokens, owned by the caller.
 
 Shapes: B batch, H heads, C capacity, N new slots, S slots in use, D head width.
 """
@@ -15,8 +15,8 @@ from ..core.visibility import HIDDEN, Visibility
 
 
 class KVCache:
-    """One preallocated buffer per layer. New slots are written behind each row's committed ones; `commit` keeps the
-    first of them, and the rest are overwritten by the next pass. Rows may hold different numbers of tokens."""
+    """One preallocated buffer per layer. New slots are written after each row's committed ones; `commit` keeps the
+    first of them, and the next pass overwrites the rest. Rows may hold different numbers of tokens."""
 
     def __init__(
         self,
@@ -38,32 +38,34 @@ class KVCache:
         device = self.keys[0].device
         self.ranks = torch.full((batch, capacity), HIDDEN, dtype=torch.long, device=device)
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
-        self.extent = 0  # the longest row, known without asking the device
+        self.extent = 0  # the longest row, known without a device synchronisation
         self.even = True  # all rows have the same length
         self.shared = True  # and the same ranks
-        self._slot: Tensor | None = None  # where this pass writes, int [B, N], unless all rows are even
+        self._slot: Tensor | None = None  # the slots that this pass writes, int [B, N]; None if all rows are even
         self._new: Tensor | None = None  # the ranks of this pass
 
     def again(self) -> KVCache:
-        """An empty cache in the memory of this one: what either writes, the other loses."""
+        """An empty cache on the memory of this one; both share the same buffers."""
         found = copy.copy(self)
         found._clear()
         return found
 
     def slots(self, new: int) -> Tensor:
-        """Where a pass over so many slots writes, int [B, N]."""
+        """The slots that a pass over `new` slots writes to, int [B, N]."""
         return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
 
     def window(self, length: int, slot: Tensor) -> Window:
-        """The first `length` slots, written at `slot`, int [B, N]; it does not keep this object alive."""
+        """The first `length` slots, to be written at `slot`, int [B, N]; holds no reference to this object."""
         return Window([t[:, :, :length] for t in self.keys], [t[:, :, :length] for t in self.values], slot)
 
     def place(self, visibility: Visibility) -> Tensor:
-        """Begin a pass: who sees whom among the committed and the new slots, bool [B|1, 1, N, S]."""
+        """Begin a pass; returns the attention mask of new slots over committed and new ones, bool [B|1, 1, N, S]."""
         new = visibility.rank.shape[1]
         used = self.extent + new
         if used > self.ranks.shape[1]:
-            raise ValueError(f"the cache holds {self.ranks.shape[1]} tokens, and {used} were asked for")
+            raise ValueError(
+                f"the cache has {self.ranks.shape[1]} slots and this pass needs {used}: raise its capacity"
+            )
         self._new = visibility.rank
         if self.even:
             self._slot = None
@@ -83,7 +85,7 @@ class KVCache:
         return ((rank[:, None] <= horizon) | ((clique[:, None] == mine) & (mine >= 0)))[:, None]
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k, v [B, H, N, D] into the new slots; views of all keys and values, [B, H, S, D]."""
+        """Write k, v [B, H, N, D] into the new slots; returns views of all keys and values, [B, H, S, D]."""
         end = self.extent + k.shape[2]
         keys, values = self.keys[layer], self.values[layer]
         if self._slot is None:
@@ -94,8 +96,8 @@ class KVCache:
         return keys[:, :, :end], values[:, :, :end]
 
     def commit(self, count: int | Tensor, most: int | None = None, longest: int | None = None) -> None:
-        """Keep the first `count` new slots: of every row, or int [B] of each; then `most` is the largest of them and
-        `longest` the longest row that results, both known to the caller without asking the device."""
+        """Keep the first `count` new slots of every row; count: int, or int [B] for each row. With counts per row,
+        `most` is the largest and `longest` the longest row afterwards, which saves a device synchronisation."""
         assert self._new is not None, "commit before place"
         kept = count if isinstance(count, int) else most
         end = self.extent + count if isinstance(count, int) else longest
@@ -114,14 +116,14 @@ class KVCache:
 
 
 class Window(NamedTuple):
-    """Some slots of a cache in fixed memory, all of which are read: what a pass reads and writes is data, not shape."""
+    """A fixed range of slots of a cache, all of which are read: the slots that a pass writes are data, not shapes."""
 
     keys: list[Tensor]
     values: list[Tensor]
-    slot: Tensor  # int [B, N], where the new slots are
+    slot: Tensor  # int [B, N], the slots that are written
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write k, v [B, H, N, D]; all keys and values, [B, H, S, D]."""
+        """Write k, v [B, H, N, D]; returns all keys and values, [B, H, S, D]."""
         keys, values = self.keys[layer], self.values[layer]
         slot = self.slot[:, None, :, None].expand_as(k)
         keys.scatter_(2, slot, k.to(keys.dtype))

@@ -1,6 +1,6 @@
-"""The one network: a transformer whose attention pattern, positions, time and cache are arguments.
+"""The network: a transformer whose attention pattern, positions, time and cache are arguments.
 
-It knows no mask token, objective, schedule or order.
+It has no notion of a mask token, objective, schedule or order.
 
 Shapes: B batch, N network input, H heads, D head width, W width, V vocabulary, R rows that get logits.
 """
@@ -26,10 +26,10 @@ TIME_FEATURES = 256
 
 @dataclass(frozen=True)
 class DenoiserConfig:
-    """Sizes of the network; the defaults are the paper's."""
+    """Sizes of the network, by default those of the paper."""
 
     vocab_size: int
-    """Entries of the embedding and of the output layer, the mask included."""
+    """Size of the vocabulary, including the mask."""
     length: int = 1024
     """Tokens in a training sequence."""
     layers: int = 12
@@ -43,8 +43,8 @@ class DenoiserConfig:
     mlp_ratio: int = 4
     rotary_base: float = 10000.0
     init: Literal["paper", "gpt2"] = "paper"
-    """First weights: the paper's lineage with a zero output layer, or GPT-2's small ones, which learn far more in a
-    few hundred steps. AdaLN's modulation starts at zero in both."""
+    """Initial weights: the paper's, with a zero output layer, or GPT-2's, which learn far more in a few hundred steps.
+    AdaLN's modulation starts at zero in both."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
@@ -60,7 +60,7 @@ class DenoiserConfig:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows that get logits: the slots of `span` in every example, or of these only `index`, flat into [B, span]."""
+    """The rows that get logits: the slots of `span` in every example, or only those at `index`, flat in [B, span]."""
 
     span: slice
     index: Tensor | None = None  # int [R]
@@ -71,14 +71,14 @@ class Rows:
         return h if self.index is None else h.flatten(0, 1).index_select(0, self.index)
 
     def place(self, h: Tensor, batch: int) -> Tensor:
-        """The inverse of select, [R, W] -> [B, span, W], with zeros in the rows that were not asked for."""
+        """The inverse of select, [R, W] -> [B, span, W], with zeros in the other rows."""
         if self.index is None:
             return h
         slots = self.span.stop - self.span.start
         return h.new_zeros(batch * slots, h.shape[-1]).index_copy(0, self.index, h).unflatten(0, (batch, slots))
 
     def condition(self, cond: Tensor | None) -> Tensor | None:
-        """The condition [B|1, 1, C] as it stands beside the selected rows."""
+        """The condition [B|1, 1, C] of the selected rows."""
         if cond is None or self.index is None:
             return cond
         slots = self.span.stop - self.span.start
@@ -94,7 +94,7 @@ class Past(NamedTuple):
 
 
 class Denoiser(nn.Module):
-    """Logits of the tokens at the asked-for slots, given the tokens that visibility lets each slot see."""
+    """Logits of the selected slots, given the tokens that each slot may see."""
 
     def __init__(self, config: DenoiserConfig) -> None:
         super().__init__()
@@ -111,8 +111,8 @@ class Denoiser(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """The paper's lineage: uniform ±1/sqrt(fan-in) and a zero output layer. GPT-2: normal with deviation 0.02, less
-        by sqrt(2 layers) where a block adds to the residual. Modulation is zero in both."""
+        """Set the initial weights. Paper: uniform ±1/sqrt(fan-in) and a zero output layer. GPT-2: normal with standard
+        deviation 0.02, divided by sqrt(2 layers) where a block adds to the residual. Modulation is zero in both."""
         c = self.config
         nn.init.kaiming_uniform_(self.embed.weight, a=math.sqrt(5))
         nn.init.zeros_(self.head.weight)
@@ -140,8 +140,8 @@ class Denoiser(nn.Module):
     ) -> Tensor:
         """Logits [B, N, V], or those of the rows `out`: [B, span, V] or [R, V]; with `score`, its nats [R] instead.
 
-        tokens: int [B, N], or probabilities [B, N, V]. position: int [B|1, N], original indices. time: [B] or none,
-        which is zero. With a cache, the new slots also see its committed tokens by their ranks.
+        tokens: int [B, N], or probabilities [B, N, V]. position: int [B|1, N], original indices. time: [B], or None for
+        zero. With a cache, the new slots also see its committed tokens by their ranks.
         """
         h = tokens @ self.embed.weight if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
         rows = out or Rows(slice(0, h.shape[1]))
@@ -161,7 +161,7 @@ class Denoiser(nn.Module):
         return self.head(h) if score is None else score_rows(self.head, h.flatten(0, -2), score)
 
     def condition(self, time: Tensor | None) -> Tensor | None:
-        """AdaLN's condition, [B|1, 1, C]; none without AdaLN."""
+        """AdaLN's condition, [B|1, 1, C]; None without AdaLN."""
         if not self.config.adaln:
             return None
         weight = self.embed.weight
@@ -191,7 +191,7 @@ def empty_cache(c: DenoiserConfig, batch: int, capacity: int, dtype: torch.dtype
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm that AdaLN shifts and scales, and in front of a gate."""
+    """Attention and MLP, each after a norm that AdaLN shifts and scales, and before a gate."""
 
     def __init__(self, config: DenoiserConfig) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Block(nn.Module):
         past: Past | None = None,
         rows: Rows | None = None,
     ) -> Tensor:
-        """h [B, N, W] -> [B, N, W]; with rows, past the keys and values only those rows go on."""
+        """h [B, N, W] -> [B, N, W]; with `rows`, only those rows are computed after keys and values."""
         shift1, scale1, gate1, shift2, scale2, gate2 = modulate(self, cond, 6)
         a = modulated_norm(h, self.norm1, shift1, scale1)
         a = self.attention(a, rotary, visibility, past, rows)
@@ -233,7 +233,7 @@ class Block(nn.Module):
         past: Past | None,
         rows: Rows | None,
     ) -> Tensor:
-        """Mixed values [B, N, W], or of the selected rows."""
+        """Attention output before its projection, [B, N, W], or of the selected rows."""
         batch, _, width = a.shape
         span = None if rows is None or isinstance(visibility, Packed) else rows.span
         if rows is None:
@@ -262,7 +262,7 @@ class Block(nn.Module):
 
 
 def modulate(layer: Denoiser | Block, cond: Tensor | None, parts: int) -> tuple[Tensor | None, ...]:
-    """AdaLN's shifts, scales and gates, in full precision (they are as small as the condition); none without AdaLN."""
+    """AdaLN's shifts, scales and gates, in full precision (they are small); None without AdaLN."""
     if cond is None:
         return (None,) * parts
     with torch.autocast(cond.device.type, enabled=False):
@@ -271,7 +271,7 @@ def modulate(layer: Denoiser | Block, cond: Tensor | None, parts: int) -> tuple[
 
 
 def modulated_norm(h: Tensor, norm: nn.LayerNorm, shift: Tensor | None, scale: Tensor | None) -> Tensor:
-    """norm(h) (1 + scale) + shift; a condition shared by all rows is folded into the norm's own weight and bias."""
+    """norm(h) (1 + scale) + shift; a condition that all rows share is folded into the weight and bias of the norm."""
     if shift is None or scale is None:
         return norm(h)
     if shift.numel() == shift.shape[-1]:
@@ -292,14 +292,14 @@ def rotary_table(position: Tensor, config: DenoiserConfig, dtype: torch.dtype) -
 def rotate(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of [B, H, N, D] over the whole head: pairs (i, i + D/2)."""
     cos, sin = cos.to(t.dtype), sin.to(t.dtype)
-    if torch.compiler.is_compiling():  # which fuses this by itself, and stops at results that are written in place
+    if torch.compiler.is_compiling():  # the compiler fuses this itself, and does not support the in-place version
         a, b = t.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
     return _Rotate.apply(t, cos, sin)
 
 
 class _Rotate(torch.autograd.Function):
-    """The rotation in as few passes over memory as eager mode allows; its gradient is the rotation back."""
+    """The rotation with the fewest passes over memory in eager mode; its gradient is the inverse rotation."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

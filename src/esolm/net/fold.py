@@ -1,6 +1,6 @@
-"""The network for inference: at time zero AdaLN is a constant, which disappears into the norms and linears.
+"""The network for inference: at time zero AdaLN is constant and is folded into the norms and linear layers.
 
-Norms and the residual are float32 at least; matrix products, keys and values are in the precision that was asked for.
+Norms and the residual stream are at least float32; matrix products, keys and values are in the given precision.
 
 Shapes: B batch, N network input, H heads, D head width, W width, V vocabulary, R rows that get logits.
 """
@@ -21,13 +21,13 @@ from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rows, empty_cache, 
 from .head import CHUNK, Score
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
-"""Names, and the type of products, keys and values."""
+"""Precisions, and the type of products, keys and values in each."""
 FEW = 20
-"""Up to so many rows a product with int8 weights is limited by reading them."""
+"""Up to this number of rows, a product with int8 weights is limited by reading them."""
 
 
 class PlainLinear:
-    """x weight + bias, and GELU after it: the slow twin of the other two."""
+    """x weight + bias, with an optional GELU; the reference for the other two."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
         self.weight, self.bias, self.gelu = weight, bias, gelu
@@ -38,7 +38,7 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """Weights in the order in which oneDNN reads them. A few rows cost no more than the reading, where PyTorch's own
+    """Weights in oneDNN's blocked layout, with which a few rows take only the time to read the weights. PyTorch's own
     product is slower: in float32 from four rows on, in bf16 always."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
@@ -50,10 +50,10 @@ class PackedLinear:
 
 
 class Int8Linear:
-    """Weights as whole numbers from -127 to 127 times a scale for each output; activations in bf16."""
+    """Integer weights from -127 to 127 with a scale for each output; activations in bf16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
-        # The scale is rounded before it is used, so that its being bf16 adds no error.
+        # Round the scale to bf16 before it is used, so that its rounding adds no error.
         self.scale = (weight.abs().amax(1) / 127).clamp_min(1e-30).to(torch.bfloat16)
         whole = (weight / self.scale[:, None].to(weight.dtype)).round_().clamp_(-127, 127)
         self.weight, self.bias, self.gelu = whole.to(torch.int8), bias, gelu
@@ -73,7 +73,7 @@ FoldedLinear = PlainLinear | PackedLinear | Int8Linear
 
 
 class Norm(NamedTuple):
-    """LayerNorm with AdaLN's scale and shift in it."""
+    """LayerNorm with AdaLN's scale and shift folded in."""
 
     weight: Tensor
     bias: Tensor | None
@@ -85,20 +85,20 @@ class Norm(NamedTuple):
 
 
 class Maker(NamedTuple):
-    """What this network's layers are made of."""
+    """Builds the layers of a folded network in one precision."""
 
     kind: type[FoldedLinear]
     dtype: torch.dtype  # of products, keys and values
 
     @property
     def stream(self) -> torch.dtype:
-        """Of the norms and the residual."""
+        """The type of the norms and the residual stream."""
         return torch.promote_types(self.dtype, torch.float32)
 
     def linear(
         self, linear: Any, gate: Tensor | None = None, rows: slice | None = None, gelu: bool = False
     ) -> FoldedLinear:
-        """gate * (x weight + bias), or some of its outputs."""
+        """gate * (x weight + bias), or only the outputs `rows`."""
         rows = rows or slice(None)
         weight, bias = linear.weight[rows], None if linear.bias is None else linear.bias[rows]
         if gate is not None:
@@ -114,7 +114,7 @@ class Maker(NamedTuple):
 
 
 class FoldedBlock:
-    """A block whose modulation is in its weights. The last one of a network projects q apart from k and v."""
+    """A block with its modulation folded into its weights. The last block projects q separately from k and v."""
 
     def __init__(self, block: Block, cond: Tensor | None, make: Maker, last: bool) -> None:
         shift1, scale1, gate1, shift2, scale2, gate2 = modulate(block, cond, 6)
@@ -133,7 +133,7 @@ class FoldedBlock:
         past: Past | None,
         rows: Rows | None,
     ) -> Tensor:
-        """h [B, N, W] -> [B, N, W]; with rows, past the keys and values only those rows go on."""
+        """h [B, N, W] -> [B, N, W]; with `rows`, only those rows are computed after keys and values."""
         a = self.norm1(h)
         if rows is None:
             span = slice(0, h.shape[1])
@@ -158,7 +158,7 @@ class FoldedBlock:
 
 
 class Folded:
-    """The same function as the denoiser at time zero, without parameters or gradients."""
+    """The function of the denoiser at time zero, without parameters or gradients."""
 
     def __init__(self, net: Denoiser, make: Maker) -> None:
         cond, last = net.condition(None), len(net.blocks) - 1
@@ -179,9 +179,9 @@ class Folded:
         out: Rows | None = None,
         score: Score | None = None,
     ) -> Tensor:
-        """As Denoiser.forward; raises ValueError for a time, which is zero here."""
+        """As Denoiser.forward; raises ValueError if a time is given."""
         if time is not None:
-            raise ValueError("a folded network is that of time zero: leave time out, or use the network as trained")
+            raise ValueError("a folded network has time zero only: leave out time, or use the trained network")
         if cache is None or isinstance(visibility, Packed):
             bias = None
         else:
@@ -198,7 +198,7 @@ class Folded:
         bias: Tensor | None,
         rows: Rows,
     ) -> Tensor:
-        """What the head is given for the asked rows; with a cache the bias [B|1, 1, N, S] says who sees whom."""
+        """The inputs of the output layer for `rows`; with a cache, the bias [B|1, 1, N, S] is the attention mask."""
         table = self.embed.weight
         h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
         h, rotary = h.to(self.stream), wide_table(position, self.config, table.dtype)
@@ -209,7 +209,7 @@ class Folded:
         return self.norm(h)
 
     def nats(self, h: Tensor, score: Score) -> Tensor:
-        """weight * -log p(target): h [R, W] -> [R], some rows at a time."""
+        """weight * -log p(target): h [R, W] -> [R], in chunks of rows."""
         parts = zip(h.split(CHUNK), score.target.split(CHUNK), strict=True)
         nats = torch.cat([token_nats(self.head(part), target, score.exclude) for part, target in parts])
         return nats if score.weight is None else nats * score.weight.to(nats.dtype)
@@ -229,9 +229,9 @@ class Folded:
 
 @torch.no_grad()
 def fold(net: Denoiser, precision: str | None = None) -> Folded:
-    """A copy of the network at time zero for inference, with the same call; None keeps its precision."""
+    """A copy of the network at time zero for inference, with the same call; precision None: that of the network."""
     if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"no precision {precision!r}: choose one of {', '.join(PRECISIONS)}")
+        raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
     dtype = net.dtype if precision is None else PRECISIONS[precision]
     kind: type[FoldedLinear] = PackedLinear if packs(dtype, net.device) else PlainLinear
     return Folded(net, Maker(Int8Linear if precision == "int8" else kind, dtype))
@@ -251,7 +251,7 @@ def packs(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as SDPA would turn it into a bias in every layer."""
+    """The boolean mask as the additive bias that SDPA would build in every layer."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
@@ -261,7 +261,7 @@ def split_heads(t: Tensor, *heads: int) -> tuple[Tensor, ...]:
 
 
 def turn(t: Tensor, rotary: tuple[Tensor, Tensor], span: slice | None = None) -> Tensor:
-    """The rotary embedding of [B, H, N, D] by the tables of all slots, or of those in span."""
+    """The rotary embedding of [B, H, N, D] by the tables of all slots, or of those in `span`."""
     cos, sin = rotary if span is None else (part[:, :, span] for part in rotary)
     return torch.addcmul(t * cos, t.roll(t.shape[-1] // 2, -1), sin)
 

@@ -1,8 +1,8 @@
-"""The cached step as a graph: recorded once for each shape, then replayed without Python between its kernels.
+"""Cached steps as CUDA graphs: recorded once for each shape, then replayed without Python between the kernels.
 
-A graph has its memory for good. Tokens, positions, slots and bias therefore go through buffers; a step reads as many
-keys as the next multiple of BUCKET, of which the bias hides the rest; and a sample gets the cache memory of one that
-has ended, with the graphs that were recorded on it.
+A CUDA graph uses fixed addresses. Tokens, positions, slots and bias therefore go through buffers; a step reads keys up
+to the next multiple of BUCKET, and the bias hides the surplus; and a new sample reuses the cache memory of a finished
+one, with the graphs that were recorded on it.
 
 Shapes: B batch, N new slots, S slots read, R rows that get logits, V vocabulary.
 """
@@ -24,21 +24,21 @@ from .head import Score
 from .protocol import Network
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
-"""From a function of fixed memory: what does the same again, and where its result then stands."""
+"""Record a function on fixed memory; returns a function that replays it, and the tensor that holds its result."""
 BUCKET = 256
 MOST = 64
-"""Graphs of one cache; where steps have more shapes than that, as in ancestral sampling, the rest run as they are."""
+"""Most graphs of one cache; steps of further shapes, as in ancestral sampling, run without a graph."""
 
 
 def cuda_graphs(device: torch.device) -> Capture:
-    """CUDA's own; all graphs share memory, since none of them runs while another's result is wanted."""
+    """CUDA graphs that share one memory pool, since a result is copied before the next graph runs."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         with torch.cuda.device(device):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # libraries allocate at their first use, which a recording must not see
+            with torch.cuda.stream(side):  # libraries allocate at their first use, which must not be recorded
                 step()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
@@ -50,7 +50,7 @@ def cuda_graphs(device: torch.device) -> Capture:
 
 
 class Graph:
-    """One shape of step on one cache's memory."""
+    """The graph of one step shape on the memory of one cache."""
 
     def __init__(self, net: Folded, room: KVCache, length: int, tokens: Tensor, position: Tensor, out: Rows) -> None:
         self.tokens, self.position = tokens.new_empty(tokens.shape), position.new_empty(position.shape)
@@ -61,7 +61,7 @@ class Graph:
         self.replay: Callable[[], object] | None = None
 
     def fill(self, tokens: Tensor, position: Tensor, slot: Tensor, seen: Tensor, index: Tensor | None) -> None:
-        """The inputs of a step; seen: bool [B|1, 1, N, at most S]."""
+        """Copy the inputs of a step into the buffers; seen: bool [B|1, 1, N, at most S]."""
         self.tokens.copy_(tokens)
         self.position.copy_(position)
         self.slot.copy_(slot)
@@ -71,10 +71,10 @@ class Graph:
             self.index.copy_(index)
 
     def run(self, capture: Capture, visibility: Visibility) -> Tensor:
-        """Logits [B, span, V] or [R, V] of what was filled in."""
+        """Logits [B, span, V] or [R, V] of the inputs in the buffers."""
         if self.replay is None:
 
-            def step() -> Tensor:  # the bias stands for the visibility
+            def step() -> Tensor:  # the bias replaces the visibility
                 return self.net.head(
                     self.net.rows(self.tokens, self.position, visibility, self.window, self.bias, self.out)
                 )
@@ -85,14 +85,14 @@ class Graph:
 
 
 class Room(NamedTuple):
-    """A cache's memory, and the graphs on it; None where a shape was met once, which is not worth a recording."""
+    """The memory of a cache, and its graphs by shape; None until a shape has been seen twice."""
 
     memory: KVCache
     graphs: dict[tuple[int | None, ...], Graph | None]
 
 
 class Graphed:
-    """A folded network, called in the same way, whose cached steps are recorded and replayed."""
+    """A folded network whose cached steps are recorded and replayed, with the same call."""
 
     def __init__(self, net: Folded, capture: Capture) -> None:
         self.net, self.capture = net, capture
@@ -101,13 +101,13 @@ class Graphed:
         self.used: WeakKeyDictionary[KVCache, Room] = WeakKeyDictionary()
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache, in the memory of one of this size that nobody holds any more, if there is one."""
+        """An empty cache, on the memory of a released cache of this size if there is one."""
         capacity = -(-capacity // BUCKET) * BUCKET
         live = list(self.used.values())
         free = (room for room in self.rooms if not any(room is other for other in live))
         room = next((room for room in free if room.memory.ranks.shape == (batch, capacity)), None)
-        self.rooms = live  # before there is another, memory of other sizes goes back
-        with torch.inference_mode(False):  # used in and outside of inference mode
+        self.rooms = live  # frees memory of other sizes before a new cache is allocated
+        with torch.inference_mode(False):  # the memory is used both in and outside of inference mode
             if room is None:
                 room = Room(self.net.new_cache(batch, capacity), {})
             for t in (*room.memory.keys, *room.memory.values):
@@ -127,7 +127,7 @@ class Graphed:
         out: Rows | None = None,
         score: Score | None = None,
     ) -> Tensor:
-        """As Denoiser.forward; raises ValueError for a time, which is zero here."""
+        """As Denoiser.forward; raises ValueError if a time is given."""
         out = out or Rows(slice(0, tokens.shape[1]))
         room = None if cache is None or time is not None or score is not None else self.used.get(cache)
         if cache is not None and room is not None and not isinstance(visibility, Packed):
@@ -138,7 +138,7 @@ class Graphed:
         return self.net(tokens, position, visibility, time, cache, out, score)
 
     def _graph(self, room: Room, extent: int, tokens: Tensor, position: Tensor, out: Rows) -> Graph | None:
-        """The graph of this shape, from its second step on."""
+        """The graph of this shape, from its second use on."""
         if tokens.is_floating_point():
             return None
         length = -(-(extent + tokens.shape[1]) // BUCKET) * BUCKET

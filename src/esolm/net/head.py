@@ -1,4 +1,4 @@
-"""The output layer where only the nats of known tokens are wanted: the logits of all rows never exist at once.
+"""The output layer for the nats of known tokens, without the logits of all rows in memory at once.
 
 Shapes: R rows, W width, V vocabulary.
 """
@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from ..core.terms import token_nats
 
 WHOLE = 1 << 24
-"""Up to so many logits they are computed at once and autograd goes through them."""
+"""Up to this number of logits they are computed at once, with autograd."""
 CHUNK = 512
-"""Rows at a time otherwise: enough that adding a chunk's gradient to the output layer's costs less than the chunk."""
+"""Rows of a chunk otherwise: enough that accumulating the weight gradient costs less than the chunk itself."""
 
 
 class Score(NamedTuple):
-    """What the logits of a pass are wanted for."""
+    """The targets of a pass that returns nats instead of logits."""
 
     target: Tensor  # int [R]
-    exclude: int  # an id outside the vocabulary, the mask
-    weight: Tensor | None = None  # [R], of each row's nats in the loss
+    exclude: int  # the mask id, which has probability zero
+    weight: Tensor | None = None  # [R], the weight of each row's nats
 
 
 def score_rows(head: nn.Linear, h: Tensor, score: Score) -> Tensor:
@@ -42,9 +42,9 @@ def _chunked(head: nn.Linear, h: Tensor, score: Score) -> Tensor:
 
 
 class _Chunked(torch.autograd.Function):
-    """Nats and, in the same sweep, their gradients.
+    """Nats and, in the same sweep over the rows, their gradients.
 
-    A loss adds up the rows, so that all of them get the same gradient; any other is exact too, by a second sweep.
+    A loss sums the rows, so the incoming gradient is the same for all of them; any other takes a second sweep.
     """
 
     @staticmethod
@@ -76,7 +76,7 @@ class _Chunked(torch.autograd.Function):
 def _sweep(
     h: Tensor, matrix: Tensor, bias: Tensor, target: Tensor, exclude: int, weight: Tensor, gradients: bool
 ) -> tuple[Tensor, ...]:
-    """Weighted nats [R] and, if asked for, the gradients of their sum for h, matrix and bias."""
+    """Weighted nats [R] and, if `gradients`, the gradients of their sum with respect to h, matrix and bias."""
     nats = torch.empty_like(weight)
     found = tuple(torch.zeros_like(t) for t in (h, matrix, bias)) if gradients else ()
     low, low_bias = matrix.to(h.dtype), bias.to(h.dtype)

@@ -1,4 +1,4 @@
-"""Several inputs of different shapes in one pass: every linear layer then sees all their rows at once.
+"""Several inputs of different shapes in one pass, so that every linear layer processes all their rows at once.
 
 Shapes: B batch, N network input, R rows that get logits.
 """
@@ -19,7 +19,7 @@ from .protocol import Forward
 
 
 class Call(NamedTuple):
-    """What a network is asked: the nats of some rows of one input."""
+    """The arguments of a network for the nats of some rows of one input."""
 
     tokens: Tensor  # int [B, N]
     position: Tensor  # int [B, N]
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
 
 def together(net: Forward, calls: Sequence[Call]) -> Sequence[Tensor]:
-    """The nats [R] of each call, by one pass for all."""
+    """The nats [R] of each call, in one pass for all."""
     if len(calls) == 1:
         call = calls[0]
         return [net(call.tokens, call.position, call.visibility, out=call.out, score=call.score)]

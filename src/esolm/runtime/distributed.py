@@ -1,8 +1,8 @@
-"""Several processes as one: who is there, what they must agree on, and where their gradients meet.
+"""Process groups: ranks, reductions, and checks that all ranks run the same job.
 
-torchrun starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK; without them a process is alone and every
-function here does nothing. The mathematics belongs to the global batch: a process takes its rows of it and every sum
-goes over all processes.
+torchrun starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK; without these there is one process, for which
+every function here is trivial. Losses are defined on the global batch: each rank computes some of its rows, and sums
+are reduced over all ranks.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .nested import differing
 
 T = TypeVar("T")
 PATIENCE = 3600.0
-"""Seconds that a process waits for the others where work is split once, as in scoring and sampling."""
+"""Timeout of a collective, in seconds, where work is split only once, as in scoring and sampling."""
 LINGER = 10.0
-"""Seconds that a survivor waits before it ends, so that the launcher sees first, and names, the process that died."""
+"""Seconds that a surviving rank waits before it exits, so that the launcher reports the rank that died first."""
 
 
 class Shared(ValueError):
-    """An error that every process has: the first says it, the others end without a word."""
+    """An error that every rank raises: rank 0 reports it, the others exit silently."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The place of this process among `world` processes."""
+    """The rank of this process among `world` processes."""
 
     rank: int = 0
     world: int = 1
@@ -46,15 +46,15 @@ class Ranks:
     second: dist.ProcessGroup | None = None
 
     def aside(self) -> Ranks:
-        """The same processes over a connection of its own, for what goes on beside the training."""
+        """The same ranks over a second process group, for communication in the background of training."""
         return replace(self, device=torch.device("cpu"), group=self.second)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over all processes, in float64."""
+        """Sums over all ranks, in float64."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """The largest of each over all processes."""
+        """Maxima over all ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
@@ -66,7 +66,7 @@ class Ranks:
         return tensor.tolist()
 
     def everywhere(self, function: Callable[[], T]) -> T:
-        """The result here if every process had one; otherwise an error that names the first process that failed."""
+        """Call the function on every rank and return its result; raises Shared, naming the first rank that failed."""
         if self.world == 1:
             return function()
         try:
@@ -79,7 +79,7 @@ class Ranks:
         return cast(T, found)
 
     def once(self, function: Callable[[], T]) -> T:
-        """What rank 0 finds, on every process."""
+        """Call the function on rank 0 and return its result on every rank."""
         if self.world == 1:
             return function()
         found = self.everywhere(lambda: function() if self.rank == 0 else None)
@@ -88,11 +88,11 @@ class Ranks:
         return cast(T, box[0])
 
     def share(self, total: int) -> range:
-        """Which of so many things are of this process."""
+        """The indices, of `total`, that this rank works on."""
         return range(total * self.rank // self.world, total * (self.rank + 1) // self.world)
 
     def gathered(self, value: T) -> list[T]:
-        """The values of all processes, by rank."""
+        """The values of all ranks, in order of rank."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
@@ -100,12 +100,14 @@ class Ranks:
         return values
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Raise an error that names the process and what differs, unless all processes hold the same facts."""
+        """Raise Shared, naming the rank and what differs, unless all ranks have the same facts."""
         first, *others = self.gathered(dict(facts))
         for rank, other in enumerate(others, 1):
             wrong = [f"{key} is {there!r} there and {here!r} on rank 0" for key, (there, here) in _both(other, first)]
             if wrong:
-                raise Shared(f"rank {rank} of {self.world} is of another run: {'; '.join(wrong)}. Nothing was changed")
+                raise Shared(
+                    f"rank {rank} of {self.world} belongs to another run: {'; '.join(wrong)}. Nothing was changed"
+                )
 
 
 def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, tuple[Any, Any]]]:
@@ -116,7 +118,7 @@ ALONE = Ranks()
 
 
 def launched() -> int:
-    """The number of processes that the launcher has started."""
+    """The number of processes that the launcher started."""
     try:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world > 1:
@@ -128,10 +130,10 @@ def launched() -> int:
 
 @contextmanager
 def join(name: str, seconds: float) -> Iterator[Ranks]:
-    """This process among all that the launcher started; a collective that takes longer than `seconds` ends the job.
+    """Join the process group of the launcher; a collective that takes longer than `seconds` ends the job.
 
-    name: the device, as `machine.pick_device` takes it. Gloo connects CPUs and NCCL GPUs; on a GPU node each process
-    takes the GPU of its LOCAL_RANK. A group that is there already is used and left.
+    name: the device, as for `machine.pick_device`. CPUs communicate by gloo and GPUs by NCCL; each process takes the
+    GPU of its LOCAL_RANK. An existing process group is used and not destroyed.
     """
     if not dist.is_initialized() and launched() == 1:
         yield ALONE
@@ -143,7 +145,7 @@ def join(name: str, seconds: float) -> Iterator[Ranks]:
         if ours:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             store, rank, world = next(dist.rendezvous("env://", timeout=limit))
-            # torchrun keeps one store over its restarts, with the addresses of processes that are dead
+            # torchrun keeps one store over its restarts, with the addresses of dead processes
             store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
         second = dist.new_group(backend="gloo", timeout=limit)
@@ -159,20 +161,20 @@ def join(name: str, seconds: float) -> Iterator[Ranks]:
             raise
         time.sleep(LINGER if ours else 0)
         raise ValueError(
-            f"rank {_me()}: another process died, or did not answer within the {seconds:g} s of "
-            f"compute.timeout ({str(error).splitlines()[0]}). The same command goes on from the last checkpoint"
+            f"rank {_me()}: another rank died, or did not answer within the {seconds:g} s of "
+            f"compute.timeout ({str(error).splitlines()[0]}). Run the same command again to resume"
         ) from error
     if ours:
         dist.destroy_process_group()
 
 
 def own_device(name: str) -> torch.device:
-    """The device of this process among those of its machine."""
+    """The device of this process on its machine."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if name.startswith(("auto", "cuda")) and torch.cuda.is_available():
         if local >= torch.cuda.device_count():
             raise ValueError(f"rank {_me()}: no GPU for LOCAL_RANK {local}, there are {torch.cuda.device_count()}")
-        torch.cuda.set_device(local)  # before anything else touches a GPU, which would be the first one
+        torch.cuda.set_device(local)  # before any other use of CUDA, which would take the first GPU
         name = f"cuda:{local}"
     return machine.pick_device(name)
 
@@ -182,12 +184,12 @@ def _me() -> str:
 
 
 def lost(error: BaseException) -> bool:
-    """Whether a collective failed because of another process."""
+    """Whether a collective failed because of another rank."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "NCCL" in str(error)
 
 
 def code() -> str:
-    """A hash of the package's own files, with the versions that decide the arithmetic."""
+    """A hash of the package's source and of the versions that determine the arithmetic."""
     digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Where the arithmetic runs: device, precision, and a fixed order of summation on the CPU."""
+"""Devices and precisions, and deterministic sums on the CPU."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_precision(name: str, device: torch.device) -> str:
-    """`float32` or `bf16`; `auto` is bf16 where the machine is faster with it."""
+    """`float32` or `bf16`; `auto` is bf16 where that is faster."""
     if name not in ("auto", "float32", "bf16"):
-        raise ValueError(f"no precision {name!r}: choose auto, float32 or bf16")
+        raise ValueError(f"precision is {name!r}; it must be auto, float32 or bf16")
     if name == "auto":
         return "bf16" if fast_bf16(device) else "float32"
     if name == "bf16" and device.type == "cpu" and not settle():
-        raise ValueError("precision bf16 does not run on this CPU: choose float32")
+        raise ValueError("precision bf16 does not run on this CPU: use float32")
     return name
 
 
 def pick_weights(name: str, device: torch.device) -> str:
-    """The same for inference, which also knows `int8`: its products are in bf16."""
+    """The same for inference, which also has `int8` weights with products in bf16."""
     if name not in ("auto", "float32", "bf16", "int8"):
-        raise ValueError(f"no precision {name!r}: choose auto, float32, bf16 or int8")
+        raise ValueError(f"precision is {name!r}; it must be auto, float32, bf16 or int8")
     found = pick_precision("bf16" if name == "int8" else name, device)
     return "int8" if name == "int8" else found
 
 
 def fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 matrix products are clearly faster there; measured on a CPU, whose flags promise too much."""
+    """Whether bf16 matrix products are clearly faster; measured on a CPU, whose flags do not tell."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
@@ -63,7 +63,7 @@ def fast_bf16(device: torch.device) -> bool:
 
 
 def _product_seconds(*dtypes: torch.dtype) -> list[float]:
-    """The least time of a product in each, in turn, so that a busy moment of the machine does not decide."""
+    """The least time of a product in each type; they take turns, so that load on the machine affects all alike."""
     times: list[list[float]] = [[] for _ in dtypes]
     for _ in range(20):
         for dtype, found in zip(dtypes, times, strict=True):
@@ -75,16 +75,16 @@ def _product_seconds(*dtypes: torch.dtype) -> list[float]:
 
 
 def _probe(name: str) -> bool:
-    # Private to PyTorch, which may drop them in another version.
+    # These are private to PyTorch, and another version may not have them.
     return bool(getattr(torch.cpu, name, bool)())
 
 
 @functools.cache
 def settle() -> bool:
-    """Whether bf16 products run in this process, after asking oneDNN to leave AMX alone if they do not.
+    """Whether bf16 products run in this process; disables AMX in oneDNN if they do not run with it.
 
-    Some virtual machines advertise AMX, grant it and then trap it, which ends the process. oneDNN reads the variable
-    once, at its first use, so what happens here can only be known by trying in a copy of this very process.
+    Some virtual machines advertise AMX and then trap its instructions, which kills the process. oneDNN reads the
+    variable once, at its first use, so the only way to know is to try in a fork of this process.
     """
     if not _probe("_is_amx_tile_supported") or not hasattr(os, "fork") or _survives_bf16():
         return True
@@ -93,7 +93,7 @@ def settle() -> bool:
 
 
 def keep_memory() -> None:
-    """Ask glibc to keep freed memory: tensors above 32 MB are otherwise returned and faulted in again at each use."""
+    """Make glibc keep freed memory: it otherwise returns tensors above 32 MB, which then fault in again at each use."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(-4, 0)  # M_MMAP_MAX: no separate mappings
@@ -107,7 +107,7 @@ def _survives_bf16(seconds: float = 20.0) -> bool:
     if child == 0:
         code = 1
         try:
-            faulthandler.disable()  # which holds a stderr of its own
+            faulthandler.disable()  # which writes to its own copy of stderr
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             torch.set_num_threads(1)
             a = torch.ones(1, 1, 64, 64, dtype=torch.bfloat16)
@@ -126,18 +126,18 @@ def _survives_bf16(seconds: float = 20.0) -> bool:
 
 
 def uncompiled(compiled: bool) -> AbstractContextManager[Any]:
-    """Where compiled code is not used: inductor fails on the shapes of a pass without a gradient."""
+    """A context without compiled code: inductor fails on the shapes of a pass without gradients."""
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The context for forward passes: bf16 matrix products or nothing."""
+    """The context of forward passes: bf16 matrix products, or no change."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """On the CPU, scattered additions run in a fixed order, so that a step gives the same bits each time."""
+    """On the CPU, scattered additions run in a fixed order, so that a step is reproducible bit by bit."""
     if device.type != "cpu":
         yield
         return

@@ -30,7 +30,7 @@ def nest(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves of both trees, those of `above` where both have one."""
+    """The leaves of both trees; those of `above` take precedence."""
     return nest({**flat(below), **flat(above)})
 
 

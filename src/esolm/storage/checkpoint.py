@@ -2,10 +2,9 @@
 
     checkpoints/step-00001000/{model,ema,optimizer}.safetensors, state.json
 
-Several processes write `shards/*.safetensors` in place of the three files, each its own; `consolidate` turns them into
-the three. A folder is written under a hidden name, synced, and renamed: a name that matches `step-*` is a whole
-checkpoint. `state.json` holds the size and the SHA-256 of the other files, so that damage is found before anything is
-used.
+Several ranks write `shards/*.safetensors` instead of the three files, one each; `consolidate` merges them into
+the three. A folder is written under a hidden name, synced, and renamed, so a folder named `step-*` is complete.
+`state.json` holds the size and SHA-256 of the other files, so that damage is detected before anything is used.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ def name_of(step: int) -> str:
 
 
 def list_steps(root: Path) -> list[int]:
-    """The steps that have a checkpoint under root, ascending."""
+    """The steps of the checkpoints in `root`, ascending."""
     found = (_NAME.fullmatch(p.name) for p in root.iterdir() if p.is_dir()) if root.is_dir() else ()
     return sorted(int(match[1]) for match in found if match)
 
 
 def latest(root: Path) -> Path | None:
-    """The folder of the last checkpoint under root, if there is one."""
+    """The folder of the last checkpoint in `root`, or None."""
     steps = list_steps(root)
     return root / name_of(steps[-1]) if steps else None
 
 
 def best(root: Path) -> Path | None:
-    """The folder of the checkpoint with the lowest validation metric under root, if any was validated."""
+    """The folder of the checkpoint in `root` with the lowest validation metric, or None if none was validated."""
     scored = [(metric, step) for step in list_steps(root) if (metric := _metric(root / name_of(step))) is not None]
     return root / name_of(min(scored)[1]) if scored else None
 
@@ -63,10 +62,11 @@ def best(root: Path) -> Path | None:
 def save(
     root: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int
 ) -> Path:
-    """Write one checkpoint and then drop the old ones, all but the last `keep` and the best.
+    """Write one checkpoint, then delete the old ones except the last `keep` and the best.
 
-    tensors: file stem -> flat tensors by name. state: what JSON holds, with `identity` (what must match on loading)
-    and `metric` (the validation loss at this step, or None). Raises ValueError and leaves no trace if the disk refuses.
+    tensors: file stem -> tensors by name. state: the content of `state.json`, with `identity` (what must match on
+    loading) and `metric` (the validation loss at this step, or None). Raises ValueError if it cannot be written, and
+    then leaves nothing behind.
     """
     partial = _begin(root, step)
     with _writing(root, step):
@@ -76,7 +76,7 @@ def save(
 
 
 class Saver:
-    """Where a run's checkpoints go; several processes write theirs while training goes on."""
+    """Writes the checkpoints of a run; with several ranks, in the background of training."""
 
     def __init__(self, root: Path, keep: int, ranks: Ranks = ALONE) -> None:
         self.root, self.keep, self.ranks, self.writers = root, keep, ranks, ranks.aside()
@@ -84,7 +84,7 @@ class Saver:
         self.pending: Future[None] | None = None
 
     def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
-        """See `save`; with several processes the folder is there only after `wait`."""
+        """See `save`; with several ranks the folder exists only after `wait`."""
         if self.ranks.world == 1:
             return save(self.root, step, tensors, state, self.keep)
         self.wait()
@@ -98,7 +98,7 @@ class Saver:
         folder = _partial(self.root, step) / sharded.FOLDER
 
         def own() -> dict[str, Any]:
-            with _writing(self.root, step, tidy=False):  # others may still be at work
+            with _writing(self.root, step, tidy=False):  # other ranks may still be writing
                 sharded.finish(writing)
                 paths = sharded.own_files(folder, self.ranks.rank)
                 return {f"{sharded.FOLDER}/{path.name}": _describe(path) for path in paths}
@@ -117,7 +117,7 @@ class Saver:
         self.writers.once(close)
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written; raises what went wrong with it."""
+        """Wait for the checkpoint that is being written; raises its error, if any."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.result()
@@ -138,15 +138,15 @@ def _partial(root: Path, step: int) -> Path:
 
 
 def _begin(root: Path, step: int) -> Path:
-    """The hidden folder to write a step's checkpoint in, which is not there yet."""
+    """The hidden folder, which does not exist yet, to write the checkpoint of a step in."""
     if (final := root / name_of(step)).exists():
-        raise ValueError(f"{final} exists already: a checkpoint is never overwritten; move it away first")
+        raise ValueError(f"{final} exists already and is not overwritten: move it away first")
     clean(root)
     return _partial(root, step)
 
 
 def _end(root: Path, step: int, state: Mapping[str, Any], files: Mapping[str, Any], keep: int) -> Path:
-    """Give the folder its name, now that its files are there, and then drop old ones."""
+    """Write `state.json`, rename the complete folder, and delete old checkpoints."""
     partial, final = _partial(root, step), root / name_of(step)
     record = {"format": FORMAT, "version": __version__, "step": step, **state, "files": files}
     disk.write_json(partial / "state.json", record)
@@ -158,7 +158,7 @@ def _end(root: Path, step: int, state: Mapping[str, Any], files: Mapping[str, An
 
 @contextmanager
 def _writing(root: Path, step: int, tidy: bool = True) -> Iterator[None]:
-    """What the disk refuses is a ValueError, and leaves no trace."""
+    """Turn errors of the disk into ValueError, and remove the partial folder."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -166,15 +166,15 @@ def _writing(root: Path, step: int, tidy: bool = True) -> Iterator[None]:
             shutil.rmtree(_partial(root, step), ignore_errors=True)
         raise ValueError(
             f"could not write checkpoint {root / name_of(step)}: {error}. Nothing was overwritten; the last complete "
-            f"checkpoint is {latest(root) or 'none'}. Make room on the disk and run the same command again"
+            f"checkpoint is {latest(root) or 'none'}. Free disk space and run the same command again"
         ) from error
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint after a check that its files are there and have their sizes."""
+    """The state of a checkpoint; raises ValueError unless its files exist with the recorded sizes."""
     path = folder / "state.json"
     if not path.is_file():
-        raise ValueError(f"{folder} is not a checkpoint of esolm: it has no state.json")
+        raise ValueError(f"{folder} is not an esolm checkpoint: it has no state.json")
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
         files, found = state["files"], state["format"]
@@ -184,7 +184,7 @@ def read(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(folder, f"state.json cannot be read ({error!r})") from error
     if found != FORMAT:
-        raise ValueError(f"{folder} has checkpoint format {found!r}, this version of esolm reads {FORMAT}")
+        raise ValueError(f"{folder} has checkpoint format {found!r}; this version of esolm reads format {FORMAT}")
     for name, size in sizes.items():
         if not (folder / name).is_file():
             raise _damaged(folder, f"{name} is missing")
@@ -194,7 +194,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path, stem: str, device: str = "cpu") -> dict[str, Tensor]:
-    """The tensors of one file (`model`, `ema`, `optimizer`) of a checkpoint, checked against their hash."""
+    """Load the tensors of `model`, `ema` or `optimizer` of a checkpoint, after a check of the hash."""
     if is_sharded(folder):
         verify(folder)
         tensors = {name: torch.empty(shape, device=device) for name, shape in shapes(folder, stem).items()}
@@ -205,7 +205,7 @@ def load(folder: Path, stem: str, device: str = "cpu") -> dict[str, Tensor]:
 
 
 def is_sharded(folder: Path) -> bool:
-    """Whether the checkpoint is in parts, as several processes wrote it."""
+    """Whether several ranks wrote the checkpoint, each its shard."""
     return all(name.startswith(f"{sharded.FOLDER}/") for name in read(folder)["files"])
 
 
@@ -218,7 +218,7 @@ def verify(folder: Path, names: Iterable[str] | None = None) -> None:
 
 
 def shapes(folder: Path, stem: str) -> dict[str, torch.Size]:
-    """The whole shapes of the tensors of one stem, from the headers of the files."""
+    """The global shapes of the tensors of one stem, from the headers of the files."""
     if is_sharded(folder):
         found = sharded.shapes(folder / sharded.FOLDER)
         return {name.removeprefix(f"{stem}/"): s for name, s in found.items() if name.startswith(f"{stem}/")}
@@ -227,7 +227,7 @@ def shapes(folder: Path, stem: str) -> dict[str, torch.Size]:
 
 
 def fill(folder: Path, stem: str, tensors: Mapping[str, Tensor], alone: bool = True) -> None:
-    """Copy what a checkpoint holds under one stem into tensors of these names, of which each process reads its part."""
+    """Load the tensors of one stem into `tensors`, in place; each rank reads its part of a sharded tensor."""
     if is_sharded(folder):
         sharded.fill(folder / sharded.FOLDER, {f"{stem}/{name}": t for name, t in tensors.items()}, alone)
     else:
@@ -235,7 +235,7 @@ def fill(folder: Path, stem: str, tensors: Mapping[str, Tensor], alone: bool = T
 
 
 def consolidate(folder: Path) -> Path:
-    """Turn a checkpoint of several processes into the form of one: three files, and the parts removed after them."""
+    """Merge the shards of a checkpoint into the three files of a single process, then remove the shards."""
     if not is_sharded(folder):
         return folder
     state = read(folder)
@@ -260,11 +260,11 @@ def check_identity(folder: Path, state: Mapping[str, Any], identity: Mapping[str
         for key, (theirs, mine) in differing(state.get("identity", {}), identity).items()
     ]
     if wrong:
-        raise ValueError(f"{folder} is of another run: {'; '.join(wrong)}. Nothing was changed")
+        raise ValueError(f"{folder} belongs to another run: {'; '.join(wrong)}. Nothing was changed")
 
 
 def clean(root: Path) -> None:
-    """Remove what a killed process left half written or half removed."""
+    """Remove folders that a killed process left half written or half deleted."""
     for folder in [*root.glob(".step-*.partial"), *root.glob(".step-*.old")]:
         shutil.rmtree(folder)
 
@@ -274,7 +274,7 @@ def _metric(folder: Path) -> float | None:
 
 
 def _prune(root: Path, keep: int) -> None:
-    # A folder loses its valid name before its files, so that a kill here leaves no partial checkpoint.
+    # Rename before deleting, so that a kill here leaves no partial checkpoint under a valid name.
     steps = list_steps(root)
     stay = {name_of(step) for step in steps[-keep:]}
     if (top := best(root)) is not None:
@@ -296,5 +296,5 @@ def _describe(path: Path) -> dict[str, Any]:
 
 def _damaged(folder: Path, what: str) -> ValueError:
     others = [name_of(step) for step in list_steps(folder.parent) if folder.name != name_of(step)]
-    advice = f"move it away to go on from {others[-1]}" if others else "there is no other checkpoint beside it"
+    advice = f"move it away to resume from {others[-1]}" if others else "the run has no other checkpoint"
     return ValueError(f"checkpoint {folder} is damaged: {what}. Nothing was changed; {advice}")

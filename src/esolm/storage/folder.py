@@ -1,8 +1,8 @@
-"""A model in one folder, as `esolm convert` and `esolm export` write it and transformers does.
+"""A model in one folder, as written by `esolm export`, `esolm convert` and transformers.
 
     config.json model.safetensors tokenizer.json tokenizer_ids.json tokenizer_config.json
 
-Weights have the network's own names after `net.`; `config.json` says what network and system they are of.
+Weights have the names of the network with the prefix `net.`; `config.json` describes the network and the system.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ..systems import System, find, names, options_of
 
 TYPE, PREFIX = "esolm", "net."
 PACKAGED = Path(__file__).parents[1] / "models"
-"""Models that come with the package."""
+"""Bundled models."""
 
 
 def is_model(path: Path) -> bool:
-    """Whether the folder holds a model in this form."""
+    """Whether the folder holds such a model."""
     try:
         return json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"] == TYPE
     except PermissionError as error:
@@ -44,13 +44,13 @@ def is_model(path: Path) -> bool:
 
 
 def packaged() -> dict[str, Path]:
-    """The models that come with the package, by name."""
+    """The bundled models by name."""
     folders = sorted(PACKAGED.iterdir()) if PACKAGED.is_dir() else []
     return {folder.name: folder for folder in folders if is_model(folder)}
 
 
 def describe(net: DenoiserConfig, system: System) -> dict[str, Any]:
-    """Network and system, as `config.json` holds them."""
+    """Network and system, as in `config.json`."""
     return json.loads(json.dumps({"net": dataclasses.asdict(net), "system": options_of(system)}))
 
 
@@ -62,7 +62,7 @@ def write(
     about: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a model into a folder that is there; about: where it comes from; dtype: of the stored weights."""
+    """Write a model into an existing folder; about: where it comes from; dtype: of the stored weights."""
     write_config(folder, net.config, system, about or {})
     state = {f"{PREFIX}{name}": t.to("cpu", dtype) for name, t in net.state_dict().items()}
     files.save_tensors(folder / "model.safetensors", state, {"format": "pt"})
@@ -70,7 +70,7 @@ def write(
 
 
 def write_config(folder: Path, net: DenoiserConfig, system: System, about: Mapping[str, Any]) -> None:
-    """Write `config.json`, which transformers' AutoConfig reads too."""
+    """Write `config.json`, which AutoConfig of transformers also reads."""
     config = {
         "model_type": TYPE,
         "architectures": ["EsoLMForMaskedLM"],
@@ -83,7 +83,7 @@ def write_config(folder: Path, net: DenoiserConfig, system: System, about: Mappi
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
-    """Write the files that `Tokenizer.load` and transformers' AutoTokenizer read."""
+    """Write the files that `Tokenizer.load` and AutoTokenizer of transformers read."""
     tokenizer.save(folder)
     special = {"mask_token": tokenizer.mask_id, "eos_token": tokenizer.eos_id, "bos_token": tokenizer.bos_id}
     # Padding is never seen nor scored, so any token may stand there.
@@ -120,7 +120,7 @@ def read(folder: Path, device: str = "cpu") -> tuple[Denoiser, System, Tokenizer
 
 
 def read_tokenizer(folder: Path, config: DenoiserConfig, system: System) -> Tokenizer:
-    """The tokenizer as esolm or as transformers saved it, if it is the network's."""
+    """The tokenizer, as saved by esolm or transformers; raises ValueError if it does not match the network."""
     ours = (folder / "tokenizer_ids.json").is_file()
     found = Tokenizer.load(folder) if ours else make_tokenizer(str(folder))
     if (found.vocab_size, found.mask_id) != (config.vocab_size, system.mask_id):
@@ -143,7 +143,7 @@ def trusted(name: str) -> type[Any]:
 
 
 def take(net: Denoiser, state: Mapping[str, Tensor], path: Path) -> None:
-    """Copy a state into the network; raises ValueError, with the names, unless it is exactly the network's."""
+    """Load a state into the network; raises ValueError, with the names, unless names and shapes match exactly."""
     expected = net.state_dict()
     wrong = [f"{name} is missing" for name in expected if name not in state]
     wrong += [f"{name} is unknown" for name in state if name not in expected]
@@ -154,12 +154,12 @@ def take(net: Denoiser, state: Mapping[str, Tensor], path: Path) -> None:
     ]
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"{path} is not of this network: {'; '.join(wrong[:5])}{more}")
+        raise ValueError(f"{path} does not match this network: {'; '.join(wrong[:5])}{more}")
     net.load_state_dict(dict(state))
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:
-    """A hash of all weights, with their names and types."""
+    """A hash of all weights with their names and types."""
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -169,12 +169,12 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def new(out: Path, force: bool = False) -> Iterator[Path]:
-    """A hidden folder beside `out` that becomes it if the block ends well, and vanishes otherwise.
+    """A hidden folder that becomes `out` when the block ends, and is removed on an error.
 
-    Raises ValueError if `out` is there; with force, only if it is something else than a model.
+    Raises ValueError if `out` exists; with force, only if it is not a model.
     """
     if out.exists() and not (force and (is_model(out) or (out.is_dir() and not any(out.iterdir())))):
-        advice = "choose another name" if force else "choose another name, or add --force if it is a model of esolm"
-        raise ValueError(f"{out} exists and is left as it is: {advice}")
+        advice = "choose another name" if force else "choose another name, or add --force if it is an esolm model"
+        raise ValueError(f"{out} exists and was not changed: {advice}")
     with files.new_folder(out) as partial:
         yield partial

@@ -1,5 +1,5 @@
-"""Tensors of several processes in one folder, by torch.distributed.checkpoint: each process writes its part, and any
-number of processes reads its own. The files are safetensors, so nothing is pickled.
+"""Sharded tensors in one folder, by torch.distributed.checkpoint: each rank writes its part, and any number of ranks
+can read them. The files are safetensors, without pickle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDER = "shards"
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> Future:
-    """Copy the tensors and begin to write them; every process calls this, and all have written when one's is done."""
+    """Copy the tensors and start writing them; every rank calls this, and the future is done when all have written."""
     import torch.distributed.checkpoint as dcp  # which takes a second to import
 
     writer = _hf("Writer")(str(folder), save_distributed=True)
@@ -27,7 +27,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup 
 
 
 def finish(writing: Future) -> None:
-    """Wait until all processes have written; raises OSError if one could not."""
+    """Wait until all ranks have written; raises OSError if one could not."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -38,27 +38,27 @@ def finish(writing: Future) -> None:
 
 
 def own_files(folder: Path, rank: int) -> list[Path]:
-    """The files that one process wrote."""
+    """The files that one rank wrote."""
     return sorted(folder.glob(f"shard-{rank + 1:05d}-*.safetensors"))
 
 
 def shapes(folder: Path) -> dict[str, torch.Size]:
-    """The whole shape of every tensor in the folder."""
+    """The global shape of every tensor in the folder."""
     found = _hf("Reader")(str(folder)).read_metadata().state_dict_metadata
     return {name: about.size for name, about in found.items()}
 
 
 def fill(folder: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
-    """Copy what the folder holds into tensors of these names, by ranges: of a sharded tensor only the part here."""
+    """Load the folder into `tensors`, in place; of a sharded tensor, only the local part is read."""
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is as it should be
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is not needed here
         dcp.load(dict(tensors), storage_reader=_hf("Reader")(str(folder)), no_dist=alone)
 
 
 def fill_from_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """The same from one safetensors file of whole tensors."""
+    """The same from one safetensors file of unsharded tensors."""
     with safe_open(path, "pt") as file:
         for name, tensor in tensors.items():
             if not hasattr(tensor, "to_local"):
@@ -68,7 +68,7 @@ def fill_from_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _here(tensor: Any) -> tuple[slice, ...]:
-    """The part of a sharded tensor that this process holds."""
+    """The range of a sharded tensor that this rank holds."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -80,5 +80,5 @@ def _hf(kind: str) -> Any:
 
     name = f"HuggingFaceStorage{kind}"
     if not hasattr(dcp, name):
-        raise ValueError(f"checkpoints of several processes need PyTorch 2.9 or newer, this is {torch.__version__}")
+        raise ValueError(f"checkpoints of several ranks need PyTorch 2.9 or newer; this is {torch.__version__}")
     return getattr(dcp, name)

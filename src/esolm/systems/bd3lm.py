@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.batch import Batch
-from ..core.noise import Linear, mask_by_count, mask_by_rate
+from ..core.noise import LinearSchedule, mask_by_count, mask_by_rate
 from ..core.order import Schedule, ancestral
 from ..core.precision import to_device
 from ..core.randomness import Randomness
@@ -67,7 +67,7 @@ class BD3LM(System):
         inside = scored.unflatten(1, (blocks, -1))
         if train:
             t = self.mask_rate_min + (self.mask_rate_max - self.mask_rate_min) * t
-            masked, weight = mask_by_rate(inside, Linear().alpha(t), u), Linear().weight(t)
+            masked, weight = mask_by_rate(inside, LinearSchedule().alpha(t), u), LinearSchedule().weight(t)
         else:
             masked, weight = mask_by_count(inside, t, u)
         return masked.flatten(1), weight.expand_as(u).flatten(1)

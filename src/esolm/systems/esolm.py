@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core import order
 from ..core.batch import Batch
-from ..core.noise import Linear, mask_by_count, mask_by_rate
+from ..core.noise import LinearSchedule, mask_by_count, mask_by_rate
 from ..core.order import Schedule
 from ..core.precision import to_device
 from ..core.randomness import Randomness
@@ -181,7 +181,7 @@ class EsoLM(AnyOrder):
 
     def corrupt(self, scored: Tensor, t: Tensor, u: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """Which tokens are masked, bool [B, L], and the weight of their nats, [B, 1]."""
-        noise = Linear(self.alpha_0)
+        noise = LinearSchedule(self.alpha_0)
         if not train:
             if self.alpha_0 == 1:
                 return mask_by_count(scored, t, u)

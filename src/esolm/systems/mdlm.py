@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.batch import Batch
-from ..core.noise import Linear, mask_by_count, mask_by_rate
+from ..core.noise import LinearSchedule, mask_by_count, mask_by_rate
 from ..core.order import Schedule
 from ..core.precision import to_device
 from ..core.randomness import Randomness
@@ -62,7 +62,7 @@ class MDLM(AnyOrder):
         if not train:
             return mask_by_count(scored, t, u)
         t = self.t_min + (1 - self.t_min) * t
-        noise = Linear()
+        noise = LinearSchedule()
         return mask_by_rate(scored, noise.alpha(t), u), noise.weight(t)
 
     def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:

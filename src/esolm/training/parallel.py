@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,20 +13,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..net import attention, head
+from ..net.denoiser import Denoiser
 from ..runtime.distributed import Ranks
 from .options import Compute
 
 
-def shard(net: nn.Module, compute: Compute, ranks: Ranks) -> None:
-    """Bring the network to its device and make it ready for several processes, in place.
+def shard(net: Denoiser, compute: Compute, ranks: Ranks) -> None:
+    """Move the network to its device and prepare it for several ranks, in place.
 
-    It is compiled and, with FSDP, brought there and sharded block by block, so that no device holds all of it.
+    Each block is compiled and, with FSDP, moved and sharded on its own, so that no device holds the whole network.
     """
     if ranks.world == 1 or compute.parallel != "fsdp":
         net.to(compute.device)
     if ranks.world == 1:
         return
-    blocks = cast(Any, net).blocks
+    blocks = net.blocks
     if compute.compile:
         _leave_uncompiled()
         for block in blocks:
@@ -47,7 +48,7 @@ def shard(net: nn.Module, compute: Compute, ranks: Ranks) -> None:
 
 
 def connect(net: nn.Module, compute: Compute, ranks: Ranks) -> Callable:
-    """What to call for training: the network, its gradients meeting those of the other processes."""
+    """The function to call for training: the network, wrapped to synchronise its gradients, or compiled."""
     if ranks.world == 1 and compute.compile:
         _leave_uncompiled()
         return torch.compile(net, dynamic=True)
@@ -58,28 +59,28 @@ def connect(net: nn.Module, compute: Compute, ranks: Ranks) -> Callable:
 
 @functools.cache
 def _leave_uncompiled() -> None:
-    """Called before anything is compiled. Inductor fails on the symbolic sizes of packed inputs; loops over stairs and
-    over chunks of rows would be unrolled, for every number of rows anew."""
+    """Exclude functions from compilation. Inductor fails on the symbolic sizes of packed inputs, and would unroll the
+    loops over tiles and over chunks of rows again for every number of rows."""
     for module, name in ((attention, "_packed"), (attention, "_fast"), (head, "_chunked")):
         setattr(module, name, torch.compiler.disable(getattr(module, name)))
 
 
 def meeting(net: Callable, last: bool) -> AbstractContextManager[Any]:
-    """The context of one pass: gradients that are replicated meet in the last pass of a step, sharded ones in each."""
+    """The context of one micro-batch: DDP synchronises gradients on the last micro-batch only, FSDP on each."""
     return net.no_sync() if isinstance(net, DistributedDataParallel) and not last else nullcontext()
 
 
 def forget(net: nn.Module) -> None:
-    """Drop gathered weights that a pass without a gradient has left, which the next pass would take for current."""
-    if hasattr(net, "reshard"):
-        cast(Any, net).reshard()
+    """Free the gathered weights that FSDP keeps after a pass without gradients, which the next pass would reuse."""
+    if callable(reshard := getattr(net, "reshard", None)):
+        reshard()
 
 
 def whole(value: Tensor) -> Tensor:
-    """A tensor that is not spread over processes."""
+    """The tensor, gathered if it is sharded."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def local(value: Tensor) -> Tensor:
-    """The part of a tensor that this process holds."""
+    """The part of a tensor that this rank holds."""
     return value.to_local() if hasattr(value, "to_local") else value
