@@ -262,7 +262,7 @@ def test_hugging_face_folders(tmp_path: Path, out: Path) -> None:
     refused(write(), out, "one set of weights", alpha_0=1.0, variant="B", weights="raw")
     made = convert(str(write(mask_index=BYTES.mask_id)), out, alpha_0=1.0, variant="B", tokenizer="bytes")
     assert all(torch.equal(a, b) for a, b in zip(made.net.state_dict().values(), net.state_dict().values()))
-    refused(write(model_type="bd3lm", block_size=4, causal=False), out, "exists and is left as it is")
+    refused(write(model_type="bd3lm", block_size=4, causal=False), out, "exists")
     made = convert(str(hf), out, tokenizer="bytes", force=True)
     assert made.system == toy.make("bd3lm", BYTES.mask_id, block_size=4)
     refused(write(model_type="DUO"), out.with_name("other"), "is of Duo")
@@ -282,7 +282,7 @@ def test_only_models_are_replaced_and_no_parents_are_left(tmp_path: Path) -> Non
     path = save(tmp_path / "a.ckpt", content())
     (mine := tmp_path / "mine").mkdir()
     (mine / "notes.txt").write_text("dear")
-    refused(path, mine, "exists and is left as it is", force=True)
+    refused(path, mine, "exists", force=True)
     assert (mine / "notes.txt").read_text() == "dear"
     with pytest.raises(ValueError, match="asked for"):
         convert(str(path), tmp_path / "new" / "deep" / "out", "mdlm", tokenizer="bytes")
