@@ -28,13 +28,13 @@ WRAPPERS = {"interop/hf": "transformers", "interop/harness": "lm_eval"}
 MODULE_LINES, FUNCTION_LINES = 350, 60
 
 # What does not follow the rules yet: these sets may only shrink.
-LONG_MODULES: set[str] = {"net/attention.py"}
+LONG_MODULES: set[str] = set()
 LONG_FUNCTIONS: set[str] = set()
-TWICE: set[str] = {"Call", "EsoLM"}
+TWICE: set[str] = {"EsoLM"}
 PROBES: set[str] = set()
 CASTS: set[str] = set()
 UPWARD: set[str] = set()
-SILENT: set[str] = {"core", "interop", "metrics", "net", "runtime", "storage", "viz"}
+SILENT: set[str] = {"interop", "metrics", "viz"}
 
 MODULES = {
     str(path.relative_to(ROOT).with_suffix("")): ast.parse(path.read_text())
