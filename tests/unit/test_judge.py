@@ -1,4 +1,4 @@
-"""The outside judge: its nats are those of the texts alone, whatever the batch; entropy flags repetition."""
+"""The outside judge: nats do not depend on the batch, long texts are scored in windows, entropy shows repetition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 
 from esolm import cli
 from esolm.data.tokenizer import tokenizer
-from esolm.metrics.judge import entropy, judge, judged_nats, load_judge, read
+from esolm.metrics.judge import entropy, judge, judged_nats
+from esolm.metrics.outside import load_causal
+from esolm.metrics.samples import read_samples
 
 transformers = pytest.importorskip("transformers")
 
@@ -33,14 +35,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_nats_are_those_of_each_text_alone(folder: str) -> None:
-    model, words = load_judge(folder)
+    outside = load_causal(folder)
     texts = ["a longer text", "b", "", "two words"]
-    nats, counts = judged_nats(model.eval(), words, texts, batch_size=3)
+    nats, counts, long_texts = judged_nats(outside, texts, batch_size=3)
+    assert long_texts == 0
     assert counts.tolist() == [13, 1, 0, 9]
     for text, value in zip(texts, nats.tolist()):
         ids = torch.tensor([[256, *text.encode()]])
         with torch.no_grad():
-            log_p = model(ids).logits.log_softmax(-1)[0]
+            log_p = outside.model(ids).logits.log_softmax(-1)[0]
         expected = -sum(log_p[i, token].item() for i, token in enumerate(text.encode()))
         assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert nats[0] > 1
@@ -68,7 +71,7 @@ def test_one_sample_has_no_error(folder: str, tmp_path, capsys: pytest.CaptureFi
 def test_lines_are_not_split_inside_a_text(tmp_path) -> None:
     sample = {"text": "a\u2028b\x85c", "tokens": [1]}
     (file := tmp_path / "samples.jsonl").write_text(json.dumps(sample, ensure_ascii=False) + "\n", "utf-8")
-    assert read(file) == [sample]
+    assert read_samples(file) == [sample]
 
 
 def test_entropy() -> None:
@@ -76,24 +79,54 @@ def test_entropy() -> None:
     assert entropy(range(8)) == pytest.approx(math.log(8))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "no file"), ("", r"samples\.jsonl"), ('{"text": "a"}', r"samples\.jsonl"), ("text", r"samples\.jsonl")],
-)
-def test_wrong_files_say_what_to_do(tmp_path, content: str | None, message: str) -> None:
+@pytest.mark.parametrize("content", [None, "", '{"text": "a"}', '{"text": "a", "tokens": 1}', "text", "[1]", "\xff"])
+def test_wrong_files_name_the_file_and_the_command(tmp_path, content: str | None) -> None:
     file = tmp_path / "samples.jsonl"
     if content is not None:
-        file.write_text(content)
-    with pytest.raises(ValueError, match=message):
+        file.write_text(content, "latin-1")
+    with pytest.raises(ValueError, match=r"samples\.jsonl.*esolm sample"):
         judge(str(file), str(tmp_path))
 
 
-def test_a_folder_that_is_no_judge(tmp_path) -> None:
-    with pytest.raises(ValueError, match="no judge could be loaded"):
-        load_judge(str(tmp_path))
+def test_a_folder_without_a_model_is_named(tmp_path) -> None:
+    with pytest.raises(ValueError, match=tmp_path.name):
+        load_causal(str(tmp_path))
+    with pytest.raises(ValueError, match=r"none\.gguf"):
+        load_causal(str(tmp_path / "none.gguf"))
 
 
-def test_a_text_too_long_for_the_judge(folder: str) -> None:
-    model, words = load_judge(folder)
-    with pytest.raises(ValueError, match="the judge takes 64"):
-        judged_nats(model, words, ["x" * 64], 1)
+@pytest.mark.parametrize("length", [63, 64, 65, 100, 200])
+def test_long_texts_are_scored_in_windows(folder: str, length: int) -> None:
+    """64 positions: each token is scored once, after the start token or at least 32 tokens."""
+    outside = load_causal(folder)
+    text = "".join(chr(97 + i * i % 26) for i in range(length))
+    (nats,), (count,), long_texts = judged_nats(outside, [text], batch_size=2)
+    assert (count, long_texts) == (length, int(length > 63))
+    ids = torch.tensor([256, *text.encode()])
+    expected, end = 0.0, 1
+    while end < len(ids):
+        first, end = end, min(64 if end == 1 else end + 32, len(ids))
+        with torch.no_grad():
+            log_p = outside.model(ids[None, max(0, end - 64) : end]).logits[0].log_softmax(-1)
+        where = range(first - max(0, end - 64), min(64, end))
+        assert end <= 64 or where[0] >= 32
+        expected -= sum(log_p[i - 1, ids[max(0, end - 64) + i]].item() for i in where)
+    assert nats.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_one_long_text_does_not_fail_the_file(folder: str, tmp_path) -> None:
+    file = tmp_path / "samples.jsonl"
+    texts = ["abcd", "x" * 300, "", "efgh"]
+    file.write_text("\n".join(json.dumps({"text": text, "tokens": [*text.encode()]}) for text in texts))
+    found = judge(str(file), folder)
+    assert (found["samples"], found["long_texts"], found["empty_texts"]) == (4, 1, 1)
+    assert all(math.isfinite(value) for value in found.values())
+
+
+def test_only_empty_texts_are_an_error(folder: str, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "samples.jsonl"
+    file.write_text('{"text": "", "tokens": []}\n{"text": "", "tokens": []}\n')
+    assert cli.main(["judge", str(file), folder, "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "none of the 2 texts" in said.err

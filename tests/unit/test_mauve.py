@@ -217,15 +217,15 @@ def test_what_cannot_be_scored_says_what_to_do(bert: str, tmp_path: Path) -> Non
     good, few = write(tmp_path / "good.jsonl", texts(40, 0)), write(tmp_path / "few.jsonl", texts(3, 0))
     (bad := tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n')
     for arguments, message in (
-        ((str(tmp_path / "none"), good, bert), "no file"),
-        ((good, str(tmp_path / "none"), bert), "no references in"),
-        ((good, str(tmp_path), bert), "no references in"),
-        ((good, str(bad), bert), "line 1 of .* `text`"),
-        ((good, few, bert), "40 samples and 3 references: MAUVE needs at least 20"),
-        ((good, good, str(tmp_path / "none")), "no folder"),
-        ((good, good, str(tmp_path)), "is no model of transformers"),
-        ((good, good, bert, 41), "from 2 to 40"),
-        ((good, good, bert, None, 1), "at least 2"),
+        ((str(tmp_path / "none"), good, bert), "none: .*esolm sample"),
+        ((good, str(tmp_path / "none"), bert), "none: .*esolm prepare"),
+        ((good, str(tmp_path), bert), f"{tmp_path.name}: .*esolm prepare"),
+        ((good, str(bad), bert), r"1 of .*bad\.jsonl .*`text`"),
+        ((good, few, bert), "40 samples and 3 references: .* 20"),
+        ((good, good, str(tmp_path / "none")), "none: .* folder"),
+        ((good, good, str(tmp_path)), tmp_path.name),
+        ((good, good, bert, 41), "buckets is 41: .* 2 to 40"),
+        ((good, good, bert, None, 1), "resamples is 1: .*at least 2"),
     ):
         with pytest.raises(ValueError, match=message):
             mauve(*arguments)
@@ -237,7 +237,7 @@ def test_an_encoder_with_a_decoder_is_no_embedder(bert: str, tmp_path: Path) -> 
     transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 16}
     transformers.T5Model(transformers.T5Config(**sizes)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="an encoder with a decoder"):
+    with pytest.raises(ValueError, match="encoder-decoder"):
         Embedder(str(tmp_path))
 
 
@@ -249,11 +249,11 @@ def test_weights_that_are_missing_are_not_made_up(bert: str, tmp_path: Path) -> 
     save_file({name: w for name, w in weights.items() if "pooler" not in name}, file, {"format": "pt"})
     torch.testing.assert_close(Embedder(str(folder))(["cat"], 1), Embedder(bert)(["cat"], 1))
     save_file({name: w for name, w in weights.items() if "embeddings" not in name}, file, {"format": "pt"})
-    with pytest.raises(ValueError, match="lacks 5 weights of its model, as embeddings"):
+    with pytest.raises(ValueError, match="lacks 5 weights .* embeddings"):
         Embedder(str(folder))
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="put that of the model there"):
+    with pytest.raises(ValueError, match="tokenizer"):
         Embedder(str(folder))
 
 

@@ -1,16 +1,15 @@
-"""MAUVE: how near the distribution of samples is to that of real texts, seen through an outside model.
+"""MAUVE: how close the distribution of samples is to that of real texts, seen through an outside model.
 
 The features of both sets are quantised together by k-means. The score is the area under the frontier of
 exp(-c KL(q | r)) and exp(-c KL(p | r)) over the mixtures r = w p + (1 - w) q of the two histograms (Pillutla et al.,
-2021): near 1 where they are equal, near 0 where nothing is common. Settings and steps are those of the
-authors' package (mauve-text), which is under the GPL and needs faiss; the code is our own, its values the package's.
+2021): close to 1 for equal distributions, close to 0 for disjoint ones. Settings and steps are those of the authors'
+package (mauve-text), which is under the GPL and needs faiss; this implementation is independent and gives its values.
 
 Shapes: n texts of one set, N of both, W features, K buckets.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,15 +22,14 @@ from torch.nn import functional as F
 from ..data import Loader
 from ..data.manifest import FILE as MANIFEST
 from ..model import until
-from ..runtime.machine import keep_memory
 from ..runtime.progress import track
-from .judge import by_length, load_judge, padded, read
+from .outside import batches, is_causal, load_causal, load_encoder
+from .samples import read_records, read_samples
 
 LEAST = 20  # texts of a set: two buckets of ten
 PER_BUCKET, VARIANCE, REDOS, ITERATIONS = 10, 0.9, 5, 500
-CLUSTERINGS = 5  # over which the score is averaged: of 64 texts, one clustering gave 0.39 ± 0.10 over its seeds
-SCALE, POINTS = 5.0, 25  # c, and the mixtures on the frontier
-CAUSAL = ("ForCausalLM", "LMHeadModel")  # how the architectures end that read from left to right
+CLUSTERINGS = 5  # the score is their mean: over seeds, one clustering of 64 texts gave 0.39 ± 0.10
+SCALE, POINTS = 5.0, 25  # c, and the number of mixtures on the frontier
 
 
 def mauve(
@@ -48,20 +46,20 @@ def mauve(
 
     Args:
         file: JSON lines with `text` and `tokens`.
-        references: JSON lines with `text`, or prepared data, whose valid sequences are cut to the samples' length.
-            As many as there are samples are compared with them, chosen by the seed.
-        embedder: A folder for transformers: an encoder, whose states are averaged, or a causal language model (or a
-            .gguf file), of which the state of the last token is taken.
-        buckets: Into which the features fall; by default a tenth of the number of samples.
+        references: JSON lines with `text`, or prepared data, whose validation sequences are cut to the samples' length.
+            As many references as samples are compared, chosen at random.
+        embedder: A folder with a transformers model: an encoder, whose states are averaged, or a causal language model
+            (also a .gguf file), whose last state is used.
+        buckets: Number of k-means clusters; by default a tenth of the number of samples.
         resamples: Bootstrap resamples for the standard error; 0 leaves it out.
-        seed: Of the choice of references, of k-means and of the resamples.
+        seed: Seed of the choice of references, of k-means and of the bootstrap.
         batch_size: Texts in one pass of the embedder.
-        device: Where the embedder runs.
+        device: Device of the embedder.
 
     Raises:
-        ValueError: If a file or folder is missing or not what it should be, or there are too few texts.
+        ValueError: If a file or folder cannot be read, or there are too few texts.
     """
-    samples = read(Path(file))
+    samples = read_samples(Path(file))
     n, length = len(samples), max(len(sample["tokens"]) for sample in samples)
     theirs = reference_texts(Path(references), 2 * n, length, seed)  # as many again for the ceiling
     fewest = min(n, len(theirs))
@@ -71,7 +69,6 @@ def mauve(
         raise ValueError(f"buckets is {buckets}: it must be from 2 to {fewest}, the number of texts")
     if resamples != 0 and resamples < 2:
         raise ValueError(f"resamples is {resamples}: it must be 0, for no standard error, or at least 2")
-    keep_memory()
     embed = Embedder(embedder, device)
     texts = [sample["text"] for sample in samples]
     features = embed([*texts, *theirs], batch_size)
@@ -93,30 +90,26 @@ def mauve(
 
 
 def mean_bytes(texts: Sequence[str]) -> float:
-    """UTF-8 bytes of a text, in the mean: sets of unequal length are told apart by that alone."""
+    """Mean number of UTF-8 bytes of a text: MAUVE is low for sets of different lengths, whatever they say."""
     return sum(len(text.encode()) for text in texts) / len(texts)
 
 
 def reference_texts(path: Path, count: int, length: int, seed: int) -> list[str]:
-    """At most `count` texts of a file or of the valid split of prepared data, at random."""
+    """At most `count` texts of a file or of the validation split of prepared data, chosen at random."""
     if (path / MANIFEST).is_file():
         return valid_texts(path, count, length, seed)
-    if not path.is_file():
-        raise ValueError(f"no references in {path}: give JSON lines with `text`, or a folder that `esolm prepare` made")
+    advice = "give JSON lines with `text`, or a folder that `esolm prepare` wrote"
     texts = []
-    with path.open(encoding="utf-8") as opened:
-        lines = list(opened)
-    for number, line in enumerate(lines, 1):
-        try:
-            texts += [str(json.loads(line)["text"])] if line.strip() else []
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"line {number} of {path} is no JSON object with a `text`: {error!r}") from error
+    for number, record in read_records(path, advice).items():
+        if not isinstance(record.get("text"), str):
+            raise ValueError(f"line {number} of {path} has no `text`: {advice}")
+        texts.append(record["text"])
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))
     return [texts[i] for i in order[:count].tolist()]
 
 
 def valid_texts(folder: Path, count: int, length: int, seed: int) -> list[str]:
-    """Sequences of the valid split, cut as samples are: to their length, and at the end of the text."""
+    """Validation sequences as texts, cut at `length` tokens and at the end-of-sequence token, as samples are."""
     loader = Loader(folder, "valid", seed=seed)
     if loader.manifest.length < length:
         raise ValueError(
@@ -132,76 +125,38 @@ def valid_texts(folder: Path, count: int, length: int, seed: int) -> list[str]:
 
 
 class Embedder:
-    """Features of texts by a model on the disk; nothing from its folder is run."""
+    """Unit feature vectors of texts, by an outside model on disk."""
 
     def __init__(self, path: str, device: str = "cpu") -> None:
-        gguf = Path(path).suffix == ".gguf"
-        if not (Path(path).is_file() if gguf else Path(path).is_dir()):
-            raise ValueError(f"no folder {path}: an embedder is a model of transformers on the disk, or a .gguf file")
-        self.causal = gguf or is_causal(path)
-        if self.causal:
-            whole, self.tokenizer = load_judge(path)
-            model = whole.base_model  # without the head
-        else:
-            model, self.tokenizer = load_encoder(path)
-        self.model = model.to(device).eval()
-        largest = getattr(model.config, "max_position_embeddings", None) or 1 << 30
-        self.limit = min(self.tokenizer.model_max_length, largest)
+        if not (Path(path).is_file() if Path(path).suffix == ".gguf" else Path(path).is_dir()):
+            raise ValueError(f"no folder {path}: give a folder with a transformers model, or a .gguf file")
+        self.causal = is_causal(path)
+        self.outside = load_causal(path, device) if self.causal else load_encoder(path, device)
+        self.model = self.outside.model.base_model  # without the head
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[str], batch_size: int) -> Tensor:
-        """Unit vectors, float32 [n, W]; of a text too long for the model, its beginning."""
-        nothing = self.tokenizer.eos_token_id or 0  # an empty text may have no tokens at all
-        pad = self.tokenizer.pad_token_id or 0
-        found = self.tokenizer(list(texts), truncation=True, max_length=self.limit, padding=False)
-        rows = [ids or [nothing] for ids in found["input_ids"]]
-        batches, features = by_length(rows, batch_size), []
-        for some in track(batches, "embedding"):
-            x, real = padded([rows[i] for i in some], pad, self.model.device)
+        """Unit vectors, float32 [n, W]; a text that is too long for the model is truncated."""
+        tokenizer = self.outside.tokenizer
+        empty = tokenizer.eos_token_id or 0  # an empty text may have no tokens at all
+        limit = min(tokenizer.model_max_length, self.outside.positions)
+        found = tokenizer(list(texts), truncation=True, max_length=limit, padding=False)
+        rows = [ids or [empty] for ids in found["input_ids"]]
+        order: list[int] = []
+        features = []
+        for some, x, real in batches(rows, batch_size, tokenizer.pad_token_id or 0, self.model.device, "embedding"):
             states = self.model(input_ids=x, attention_mask=real.long()).last_hidden_state  # [B, L, W]
             if self.causal:
                 pooled = states[torch.arange(len(some), device=x.device), real.sum(1) - 1]
             else:
                 pooled = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
             features.append(F.normalize(pooled, dim=-1).cpu())
-        order = torch.tensor([i for some in batches for i in some])
-        return torch.cat(features)[order.argsort()]
-
-
-def is_causal(folder: str) -> bool:
-    """Whether the model of a folder reads from left to right, by its configuration."""
-    try:
-        from transformers import AutoConfig
-    except ImportError as error:
-        raise ValueError("an embedder needs transformers: pip install 'esolm[hf]'") from error
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder} is no model of transformers: {str(error).splitlines()[0]}") from error
-    if config.is_encoder_decoder:
-        raise ValueError(f"{folder} is an encoder with a decoder: give an encoder or a causal language model")
-    return any(name.endswith(CAUSAL) for name in config.architectures or [])
-
-
-def load_encoder(folder: str) -> tuple[Any, Any]:
-    """The model and tokenizer of a folder; a pooling layer may be missing, for it is not used."""
-    from transformers import AutoModel, AutoTokenizer
-
-    options = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        model, found = AutoModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
-    except (OSError, ValueError, ImportError) as error:
-        raise ValueError(f"{folder} is no encoder with its tokenizer: {str(error).splitlines()[0]}") from error
-    if len(tokenizer) < model.config.vocab_size // 2:  # without its files transformers makes an empty one
-        raise ValueError(f"{folder} has a tokenizer of {len(tokenizer)} entries: put that of the model there")
-    if missing := sorted(name for name in found["missing_keys"] if "pooler" not in name):
-        raise ValueError(f"{folder} lacks {len(missing)} weights of its model, as {missing[0]}: it would see noise")
-    return model, tokenizer
+            order += some
+        return torch.cat(features)[torch.tensor(order).argsort()]
 
 
 def again(p: Tensor, q: Tensor, resamples: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Both sets drawn again with replacement, for the bootstrap."""
+    """Bootstrap resamples of both sets of indices."""
     rng = torch.Generator().manual_seed(seed)
 
     def draw(x: Tensor) -> Tensor:
@@ -211,7 +166,7 @@ def again(p: Tensor, q: Tensor, resamples: int, seed: int) -> list[tuple[Tensor,
 
 
 def score(p: Tensor, q: Tensor, seed: int, buckets: int | None = None) -> float:
-    """MAUVE of two sets of features, [n, W] each: the mean over several clusterings, for they differ."""
+    """MAUVE of two sets of features, [n, W] each: the mean over several clusterings."""
     count = buckets or bucket_count(len(p), len(q))
     x, rng = reduced(torch.cat([p, q])), torch.Generator().manual_seed(seed)
     found = []
@@ -222,12 +177,12 @@ def score(p: Tensor, q: Tensor, seed: int, buckets: int | None = None) -> float:
 
 
 def bucket_count(*sizes: int) -> int:
-    """Ten texts of the smaller set for each bucket."""
+    """The default number of buckets: a tenth of the smaller set, at least 2."""
     return max(2, round(min(sizes) / PER_BUCKET))
 
 
 def reduced(x: Tensor) -> Tensor:
-    """Unit vectors in the principal directions that hold 90 % of their variance: [N, W] -> float64 [N, fewer]."""
+    """Normalised features projected on the principal components that hold 90 % of the variance, float64 [N, fewer]."""
     x = F.normalize(x.double(), dim=-1)
     x = x - x.mean(0)
     variance, directions = torch.linalg.eigh(x.T @ x)
@@ -236,12 +191,12 @@ def reduced(x: Tensor) -> Tensor:
 
 
 def clusters(x: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """The bucket of each point, int64 [N], by the best of several runs of k-means, each begun at random points."""
-    nowhere = torch.full((len(x),), -1)
-    best, least = nowhere, float("inf")
+    """The bucket of each point, int64 [N], by the best of several runs of k-means from random points."""
+    unassigned = torch.full((len(x),), -1)
+    best, least = unassigned, float("inf")
     for _ in range(REDOS):
         centres = x[torch.randperm(len(x), generator=rng)[:count]]
-        labels = nowhere
+        labels = unassigned
         for _ in range(ITERATIONS):
             # The squared distance without |x|², which is the same for every centre.
             distance, nearest = torch.addmm(centres.square().sum(1), x, centres.T, alpha=-2).min(1)
@@ -257,7 +212,7 @@ def clusters(x: Tensor, count: int, rng: torch.Generator) -> Tensor:
 
 
 def histogram(labels: Tensor, count: int) -> Tensor:
-    """The share of each bucket, float64 [K]."""
+    """The fraction of texts in each bucket, float64 [K]."""
     return labels.bincount(minlength=count).double() / len(labels)
 
 

@@ -1,8 +1,8 @@
-"""Samples as molecules: how many are valid SMILES, how many of those differ, and how many the training never showed.
+"""Samples as molecules: how many are valid SMILES, how many of those differ, and how many are not in the training set.
 
-One number alone is easily fooled: carbon chains are all valid, and so is the training set. A sample that ends too early
-is often valid too, so its size counts: it is whole if 1 in 100 molecules of the training is no larger. Uniqueness falls
-with the number of samples: compare equal ones.
+No single number is enough: carbon chains are all valid, and so is a copy of the training set. A sample that ends too
+early is often valid too, so size is checked: a sample is whole if it is at least as large as the first percentile of
+the training molecules. Uniqueness falls with the number of samples: compare equal numbers.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .judge import read
+from ..runtime.progress import track
+from .samples import read_samples
 
-_SMILES = re.compile(r"[!-~]+")  # after a space RDKit would read a name, and count what stands before it
+_SMILES = re.compile(r"[!-~]+")  # RDKit would take what follows a space as a name, and accept the rest
 
 
 class Molecule(NamedTuple):
-    """What RDKit made of a text."""
+    """A molecule that RDKit parsed."""
 
-    smiles: str  # canonical: one for each molecule
+    smiles: str  # canonical, so equal molecules have equal SMILES
     atoms: int  # without hydrogen
 
 
@@ -31,16 +32,15 @@ def molecules(file: str, train: str | None = None, field: str = "text") -> dict[
 
     Args:
         file: JSON lines with `text` and `tokens`.
-        train: What the model was trained on, one SMILES a line; adds novelty, and the share of samples that are valid
-            and whole.
-        field: The field of the SMILES: `prediction` leaves out the prompt, `text` has it.
+        train: The training set, one SMILES per line; adds novelty, and the share of samples that are valid and whole.
+        field: The field that holds the SMILES: `text`, or `prediction`, which is the text without the prompt.
 
     Raises:
-        ValueError: If a file is missing or of another kind, or RDKit is not installed.
+        ValueError: If a file cannot be read, or RDKit is not installed.
     """
-    samples = read(Path(file))
+    samples = read_samples(Path(file))
     if missing := [number for number, sample in enumerate(samples, 1) if not isinstance(sample.get(field), str)]:
-        raise ValueError(f"line {missing[0]} of {file} has no text {field!r}: choose text or prediction")
+        raise ValueError(f"sample {missing[0]} of {file} has no text {field!r}: choose text or prediction")
     valid = [molecule for molecule in parsed(sample[field] for sample in samples) if molecule is not None]
     unique = set(valid)
     costs = [sample["nfe"] for sample in samples if "nfe" in sample]
@@ -59,13 +59,13 @@ def molecules(file: str, train: str | None = None, field: str = "text") -> dict[
 
 
 def parsed(texts: Iterable[str]) -> list[Molecule | None]:
-    """The molecule of each text; None where RDKit cannot parse and sanitise it, or finds no atom."""
+    """The molecule of each text; None where RDKit cannot parse or sanitise it, or finds no atom."""
     try:
         from rdkit import Chem, rdBase
     except ImportError as error:
-        raise ValueError("molecules are checked by RDKit: pip install 'esolm[chem]'") from error
+        raise ValueError("molecules are parsed with RDKit: pip install 'esolm[chem]'") from error
     found: list[Molecule | None] = []
-    with rdBase.BlockLogs():  # a line on standard error for each text that is none
+    with rdBase.BlockLogs():  # RDKit logs a line for each text that it cannot parse
         for text in texts:
             mol = Chem.MolFromSmiles(text) if _SMILES.fullmatch(text) else None
             if mol is None or not mol.GetNumAtoms():
@@ -76,24 +76,19 @@ def parsed(texts: Iterable[str]) -> list[Molecule | None]:
 
 
 def known(path: Path) -> set[Molecule]:
-    """The molecules of a file: the first word of each line, as a name may follow it."""
-    from rich.console import Console
-    from rich.progress import track
-
+    """The molecules of a file: the first word of each line; a name may follow it."""
     if not path.is_file():
-        raise ValueError(f"no file {path}: give the training molecules, one SMILES a line")
+        raise ValueError(f"no file {path}: give the training molecules, one SMILES per line")
     lines = path.read_text("utf-8", errors="replace").split("\n")
     texts = [words[0] for line in lines if (words := line.split())]
-    console = Console(stderr=True)
-    shown = track(texts, "training molecules", transient=True, console=console, disable=not console.is_terminal)
-    found = {molecule for molecule in parsed(shown) if molecule is not None}
+    found = {molecule for molecule in parsed(track(texts, "training molecules")) if molecule is not None}
     if not found:
-        raise ValueError(f"{path} has no molecule: give a file with one SMILES a line")
+        raise ValueError(f"{path} has no molecule: give a file with one SMILES per line")
     return found
 
 
 def share(name: str, hits: int, total: int) -> dict[str, float | None]:
-    """hits / total and its standard error as of independent draws; None where there are too few."""
+    """hits / total and its standard error for independent draws; None where there are too few."""
     mean = hits / total if total else None
     error = None if mean is None or total < 2 else math.sqrt(mean * (1 - mean) / (total - 1))
     return {name: mean, f"{name}_stderr": error}

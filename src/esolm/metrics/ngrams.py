@@ -1,4 +1,4 @@
-"""Yardsticks that need no network: the perplexity of n-gram models.
+"""Baselines without a network: the perplexity of n-gram models.
 
 Shapes: n sequences, L length, V vocabulary.
 """
@@ -13,8 +13,8 @@ import numpy as np
 def ngram_perplexity(train: np.ndarray, held_out: np.ndarray, vocab_size: int, order: Literal[1, 2] = 2) -> float:
     """Perplexity of a smoothed unigram or bigram model of train [n, L] on all tokens of held_out [m, L].
 
-    Unigram p(b) = (c(b) + 1) / (n + V). Bigram p(b|a) = (c(ab) + s p(b)) / (c(a) + s), with the s that does best on
-    the last tenth of train by the counts of the rest; a first token has no token before it and takes p(b).
+    Unigram p(b) = (c(b) + 1) / (n + V). Bigram p(b|a) = (c(ab) + s p(b)) / (c(a) + s), with the s that is best
+    on the last tenth of train, given the counts of the rest; the first token of a sequence is scored with p(b).
     """
     if order not in (1, 2):
         raise ValueError(f"no {order}-gram model: choose order 1 or 2")
@@ -41,15 +41,15 @@ def _bigram_nats(train: np.ndarray, held_out: np.ndarray, vocab_size: int, stren
     prior = _unigram(train, vocab_size)
     keys, counts = np.unique(_pairs(train, vocab_size), return_counts=True)
     before = np.bincount(train[:, :-1].ravel(), minlength=vocab_size)
-    asked = _pairs(held_out, vocab_size)
-    place = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
-    seen = np.where(keys[place] == asked, counts[place], 0)
-    a, b = asked // vocab_size, asked % vocab_size
+    pairs = _pairs(held_out, vocab_size)
+    place = np.minimum(np.searchsorted(keys, pairs), len(keys) - 1)
+    seen = np.where(keys[place] == pairs, counts[place], 0)
+    a, b = pairs // vocab_size, pairs % vocab_size
     nats = -np.log((seen + strength * prior[b]) / (before[a] + strength))
     return (nats.sum() - np.log(prior[held_out[:, 0]]).sum()) / held_out.size
 
 
 def _pairs(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Each pair of neighbours as one number."""
+    """Each pair of neighbouring tokens as one number."""
     wide = tokens.astype(np.int64)
     return (wide[:, :-1] * vocab_size + wide[:, 1:]).ravel()

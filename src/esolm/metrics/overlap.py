@@ -1,30 +1,33 @@
-"""How close predictions are to what people wrote: ROUGE, and BERTScore by a model on the disk.
+"""Overlap of predictions with reference texts: ROUGE, and BERTScore with a model on disk.
 
-ROUGE is that of the `rouge_score` package without stemming: words are runs of a-z and 0-9 of the lower-cased text. Of
-several references the nearest counts.
+ROUGE is that of the `rouge_score` package without stemming: words are runs of a-z and 0-9 in the lower-cased text. With
+several references, the best score counts.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from .outside import load_encoder
+from .samples import read_records
 
 KINDS = ("rouge1", "rouge2", "rougeL")
 
 
 def words(text: str) -> list[str]:
-    """The words that ROUGE counts."""
+    """The words that ROUGE compares."""
     return re.findall(r"[a-z0-9]+", text.lower())
 
 
 def rouge(prediction: str, reference: str) -> dict[str, float]:
-    """F1 of common words, common pairs of neighbours, and the longest common subsequence."""
+    """F1 of common words, of common word pairs, and of the longest common subsequence."""
     a, b = words(prediction), words(reference)
     found = {}
     for n, kind in enumerate(KINDS[:2], 1):
@@ -34,7 +37,7 @@ def rouge(prediction: str, reference: str) -> dict[str, float]:
 
 
 def f1(hits: float, ours: float, theirs: float) -> float:
-    """The harmonic mean of hits / ours and hits / theirs; 0 where nothing is common."""
+    """The harmonic mean of hits / ours and hits / theirs; 0 without hits."""
     return 2 * hits / (ours + theirs) if hits else 0.0
 
 
@@ -50,7 +53,7 @@ def common(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def best_rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The mean of each kind, every prediction by its nearest reference."""
+    """The mean of each ROUGE over predictions, each with its best reference."""
     sums = dict.fromkeys(KINDS, 0.0)
     for prediction, those in zip(predictions, references, strict=True):
         scores = [rouge(prediction, reference) for reference in those]
@@ -60,34 +63,21 @@ def best_rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) 
 
 
 class BertScore:
-    """F1 of the greedy matching of contextual embeddings by their cosine, without idf and without rescaling."""
+    """F1 of the greedy matching of contextual embeddings by cosine similarity, without idf and without rescaling."""
 
     def __init__(self, path: str, layer: int | None = None) -> None:
-        """path: a folder of an encoder with its tokenizer. layer: whose output is compared, by default the last's."""
-        if not Path(path).is_dir():
-            raise ValueError(f"no folder {path}: BERTScore needs a model of transformers on the disk")
-        try:
-            from transformers import AutoModel, AutoTokenizer
-        except ImportError as error:
-            raise ValueError("BERTScore needs transformers: pip install 'esolm[hf]'") from error
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-            self.model = AutoModel.from_pretrained(path, local_files_only=True).eval()
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is no model of transformers with its tokenizer: {error!s:.200}") from error
+        """path: a folder with an encoder and its tokenizer. layer: the layer to compare, by default the last."""
+        self.outside = load_encoder(path)
         self.layer = -1 if layer is None else layer
 
+    @torch.inference_mode()
     def embed(self, text: str) -> Tensor:
         """Unit vectors of the tokens of a text, without the special ones: [n, W]."""
-        import torch
-
-        limit = min(self.tokenizer.model_max_length, getattr(self.model.config, "max_position_embeddings", 1 << 30))
-        found = self.tokenizer(
-            text, return_tensors="pt", truncation=True, max_length=limit, return_special_tokens_mask=True
-        )
+        model, tokenizer = self.outside
+        limit = min(tokenizer.model_max_length, self.outside.positions)
+        found = tokenizer(text, return_tensors="pt", truncation=True, max_length=limit, return_special_tokens_mask=True)
         special = found.pop("special_tokens_mask")[0].bool()
-        with torch.no_grad():
-            states = self.model(**found, output_hidden_states=True).hidden_states[self.layer][0]
+        states = model(**found, output_hidden_states=True).hidden_states[self.layer][0]
         return torch.nn.functional.normalize(states[~special], dim=-1)
 
     def __call__(self, prediction: str, reference: str) -> float:
@@ -106,37 +96,30 @@ def overlap(
     bertscore: str | None = None,
     layer: int | None = None,
 ) -> dict[str, Any]:
-    """Score the predictions of a file of JSON lines, as `esolm sample --prompt_file … --out` writes it.
+    """Compare the predictions in a JSON-lines file, such as `esolm sample --prompt_file … --out` writes, with references.
 
     Args:
         file: JSON lines with predictions and references.
-        prediction: The field of the prediction.
-        reference: The field of the reference, a text or a list of texts.
-        bertscore: A folder of a transformers encoder; adds BERTScore.
-        layer: The layer whose output BERTScore compares, by default the last.
+        prediction: The field that holds the prediction.
+        reference: The field that holds the reference, a text or a list of texts.
+        bertscore: A folder with a transformers encoder; adds BERTScore.
+        layer: The layer that BERTScore compares, by default the last.
 
     Raises:
         ValueError: If the file is missing, has no records, or a record lacks a field.
     """
     if layer is not None and bertscore is None:
-        raise ValueError(f"layer is {layer}; it is of BERTScore: give --bertscore FOLDER, or leave it out")
-    if not Path(file).is_file():
-        raise ValueError(f"no file {file}: give JSON lines with {prediction!r} and {reference!r}")
-    made, wanted = [], []
-    with Path(file).open(encoding="utf-8") as opened:
-        lines = list(opened)  # splitlines() would also split at a U+2028 inside a text
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            those = record[reference]
-            made.append(record[prediction])
-            wanted.append([those] if isinstance(those, str) else list(those))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"line {number} of {file} has no {prediction!r} and {reference!r}: {error!r}") from error
-        if not isinstance(made[-1], str) or not wanted[-1]:
-            raise ValueError(f"line {number} of {file}: {prediction!r} must be a text and {reference!r} one or more")
-    if not made:
-        raise ValueError(f"{file} has no records: nothing to score")
+        raise ValueError(f"layer is {layer}, but it is an option of BERTScore: add --bertscore FOLDER or leave it out")
+    advice = f"give JSON lines with {prediction!r}, a text, and {reference!r}, a text or a list of texts"
+    made: list[str] = []
+    wanted: list[list[str]] = []
+    for number, record in read_records(Path(file), advice).items():
+        text, those = record.get(prediction), record.get(reference)
+        those = [those] if isinstance(those, str) else those
+        if not isinstance(text, str) or not isinstance(those, list) or not those:
+            raise ValueError(f"line {number} of {file} lacks {prediction!r} or {reference!r}: {advice}")
+        made.append(text)
+        wanted.append(those)
     found: dict[str, Any] = {"predictions": len(made), **best_rouge(made, wanted)}
     if bertscore is not None:
         score = BertScore(bertscore, layer)

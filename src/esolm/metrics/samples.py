@@ -1,0 +1,33 @@
+"""Read the JSON-lines files that the metrics take: samples, predictions and references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..runtime.files import read_json_lines
+
+
+def read_records(path: Path, advice: str) -> dict[int, dict[str, Any]]:
+    """The JSON objects of a file by line number.
+
+    Raises ValueError, which ends with the advice, if the file is missing or empty or a line is not a JSON object.
+    """
+    if not path.is_file():
+        raise ValueError(f"no file {path}: {advice}")
+    try:
+        records = dict(read_json_lines(path))
+    except ValueError as error:
+        raise ValueError(f"{error}; {advice}") from error
+    if not records:
+        raise ValueError(f"{path} has no records: {advice}")
+    return records
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """The samples of a file, each with its text and its tokens."""
+    samples = read_records(path, advice := f"write samples with `esolm sample RUN --num_samples 64 --out {path}`")
+    for number, sample in samples.items():
+        if not (isinstance(sample.get("text"), str) and isinstance(sample.get("tokens"), list)):
+            raise ValueError(f"line {number} of {path} lacks `text` or `tokens`: {advice}")
+    return list(samples.values())
