@@ -38,7 +38,7 @@ model: $(VENV)/.test  ## train, measure and install the bundled model again
 	$(BIN)/python -m experiments books
 	test -f workspace/models/books/model.safetensors
 	rm -rf src/esolm/models/books
-	cp -r workspace/models/books src/esolm/models/books
+	$(BIN)/esolm export workspace/models/books src/esolm/models/books --dtype bfloat16
 	cat experiments/books/card.md >> src/esolm/models/books/README.md
 
 clean:  ## remove the environment

@@ -1,4 +1,4 @@
-"""A trained model as a folder for others: weights, configuration, tokenizer, and a card that says what it is."""
+"""Write a trained model as a folder to share: weights, configuration, tokenizer and a model card."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ def export(
     """Write a model as a folder that transformers and `esolm.load` open, with a model card.
 
     Args:
-        run: A run, one checkpoint of it, a converted model, or the name of one that comes with the package.
-        out: The folder to make.
-        weights: The averaged weights, or the raw ones.
+        run: A run folder, one checkpoint of it, a model folder, or the name of a bundled model.
+        out: The folder to write.
+        weights: The averaged (EMA) weights, or the raw ones.
         which: The best or the last checkpoint of the run.
-        dtype: What the weights are stored in; bfloat16 rounds them and halves the file.
-        force: Replace `out` if it is a model of esolm.
+        dtype: The type of the stored weights; bfloat16 rounds them and halves the file.
+        force: Replace `out` if it is a model folder of esolm.
 
     Raises:
-        ValueError: If there is no model in `run`, or `out` holds something else.
+        ValueError: If `run` holds no model, or `out` exists.
     """
     lm, about = load(run, weights, which), describe(find_folder(run), weights, which)
     with folder.new(out := Path(out), force) as partial:
         folder.write(
             partial, trainable(lm.net), lm.system, lm.tokenizer, about, torch.bfloat16 if dtype == "bfloat16" else None
         )
-        (partial / "README.md").write_text(card(lm, about, out.name), encoding="utf-8")
+        (partial / "README.md").write_text(card(lm, about, out), encoding="utf-8")
     return out
 
 
 def describe(path: Path, weights: str, which: str) -> dict[str, Any]:
-    """What is known of a model's making: steps, tokens, data, and its perplexity with the estimator it is by."""
+    """Where a model comes from: steps, tokens, data, and its validation perplexity."""
     if folder.is_model(path):
         return dict(json.loads((path / "config.json").read_text(encoding="utf-8")).get("about", {}))
     found, home = locate(path, which)
@@ -59,13 +59,13 @@ def describe(path: Path, weights: str, which: str) -> dict[str, Any]:
     if runs.is_run(home):
         config = runs.read_config(home)
         about |= {"batch_size": config["batch"]["size"], "seed": config["seed"]}
-    if weights == "ema" and state.get("metric") is not None:  # validation is of the averaged weights
+    if weights == "ema" and state.get("metric") is not None:  # validation uses the averaged weights
         about["validation"] = {"nats": state["metric"], "perplexity": math.exp(min(state["metric"], 700.0))}
     return about
 
 
-def card(lm: LanguageModel, about: dict[str, Any], name: str) -> str:
-    """The model card, as Markdown."""
+def card(lm: LanguageModel, about: dict[str, Any], out: Path) -> str:
+    """The model card of the folder `out`, as Markdown."""
     config, system = lm.net.config, folder.describe(lm.net.config, lm.system)["system"]
     number = sum(p.numel() for p in trainable(lm.net).parameters())
     kind = f"`{system.pop('name')}`" + (f", alpha_0 = {system['alpha_0']}" if "alpha_0" in system else "")
@@ -84,16 +84,32 @@ def card(lm: LanguageModel, about: dict[str, Any], name: str) -> str:
         rows["converted from"] = f"`{about['source']}`"
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     tags = "\n".join(f"- {tag}" for tag in dict.fromkeys(("esolm", lm.system.name, "masked-diffusion")))
-    return CARD.format(name=name, table=table, tags=tags)
+    return CARD.format(name=out.name, table=table, tags=tags, **snippets(lm, out))
+
+
+def snippets(lm: LanguageModel, out: Path) -> dict[str, Any]:
+    """The parts of the card's code that depend on the model and its folder."""
+    bundled = out.resolve().parent == folder.PACKAGED.resolve()  # opened by name, wherever the package is installed
+    path = json.dumps(out.name if bundled else out.as_posix())
+    module = lm.system.name.rpartition(".")[0]
+    block = lm.system.block_size
+    return {
+        "path": path,
+        "comment": "a bundled model" if bundled else "the path of this folder",
+        "system": f"import {module}  # defines the system\n" if module else "",
+        "find": "from esolm.storage.models import find_folder\n" if bundled else "",
+        "folder": f"find_folder({path})" if bundled else path,
+        "masks": block * -(-4 // block),
+    }
 
 
 def perplexity(lm: LanguageModel, about: dict[str, Any]) -> str:
-    """The perplexity that is known, what it is of, and the estimator it is by."""
-    estimator = "exact likelihood" if lm.system.exact else "the system's own bound (nelbo), an upper bound"
+    """The recorded perplexity, its text and its estimator."""
+    estimator = "exact" if lm.system.exact else "an upper bound, estimator nelbo"
     if "validation" in about:
-        return f"{about['validation']['perplexity']:.2f} on the validation split, by {estimator}"
+        return f"{about['validation']['perplexity']:.2f} on the validation split ({estimator})"
     if "perplexity" in about.get("check", {}):
-        return f"{about['check']['perplexity']:.2f} over {about['check']['tokens']:,} tokens of a text, by {estimator}"
+        return f"{about['check']['perplexity']:.2f} on {about['check']['tokens']:,} tokens of text ({estimator})"
     return "not measured"
 
 
@@ -109,22 +125,23 @@ tags:
 |---|---|
 {table}
 
-No remote code: the folder opens where `esolm` is installed.
+The model needs the `esolm` package and no remote code.
 
 ```python
 import esolm
-
-lm = esolm.load("{name}")
+{system}
+lm = esolm.load({path})  # {comment}
 print(lm.sample(num_samples=1, seed=0).texts[0])
 ```
 
 ```python
-import esolm.hf  # transformers then knows the model
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+import esolm.interop.hf  # registers esolm models with transformers
+{system}{find}from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModelForMaskedLM.from_pretrained("{name}")
-text = tokenizer.mask_token * 4
+folder = {folder}
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForMaskedLM.from_pretrained(folder)
+text = tokenizer.mask_token * {masks}
 logits = model(**tokenizer(text, return_tensors="pt")).logits
 ```
 """

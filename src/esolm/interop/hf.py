@@ -1,7 +1,8 @@
-"""The network as a model of transformers: import this module, and the Auto classes know `esolm`.
+"""A transformers model for every system. Importing this module registers it with the Auto classes.
 
-The logits at a position are about the token at that position, in every system. Given labels, the loss is the system's
-own: it draws its own noise, so inputs stay clean (a collator with mlm=False), and Trainer's seed decides the noise.
+The logits at a position predict the token at that position, in every system. With labels, the model returns the
+system's own loss. The system draws the noise itself from torch's seed, so inputs must be clean (a collator with
+mlm=False).
 
 Shapes: B batch, L length, V vocabulary.
 """
@@ -17,7 +18,7 @@ try:
     from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import MaskedLMOutput
 except ImportError as error:
-    raise ImportError("esolm.hf needs transformers: pip install 'esolm[hf]'") from error
+    raise ImportError("esolm.interop.hf needs transformers: pip install 'esolm[hf]'") from error
 
 from ..core.batch import Batch
 from ..core.randomness import Randomness, fold
@@ -28,11 +29,11 @@ from ..net.protocol import trainable
 from ..storage import folder
 
 IGNORED = -100
-"""The label of a token that is given."""
+"""The label of tokens that are given or padding."""
 
 
 class EsoLMConfig(PretrainedConfig):
-    """`net`: the fields of DenoiserConfig; `system`: its name and fields; `about`: where the model comes from."""
+    """net: the fields of `DenoiserConfig`. system: its name and fields. about: where the model comes from."""
 
     model_type = folder.TYPE
 
@@ -50,7 +51,7 @@ class EsoLMConfig(PretrainedConfig):
 
 
 class EsoLMForMaskedLM(PreTrainedModel):
-    """A Denoiser and its system."""
+    """A `Denoiser` and its system."""
 
     config_class = EsoLMConfig
     base_model_prefix = "net"
@@ -65,7 +66,7 @@ class EsoLMForMaskedLM(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Nothing: the network starts with its own first weights."""
+        """Do nothing: the network initialises itself."""
 
     def _set_gradient_checkpointing(self, *given: Any, enable: bool = True, **more: Any) -> None:
         self.net.checkpoint_blocks = enable
@@ -84,10 +85,11 @@ class EsoLMForMaskedLM(PreTrainedModel):
         sigma: Tensor | None = None,
         return_dict: bool | None = None,
     ) -> MaskedLMOutput | tuple[Tensor, ...]:
-        """Logits [B, L, V] of partly masked texts or, with labels, the system's loss of whole texts, in nats per token.
+        """Logits [B, L, V] of partly masked texts or, with labels, the system's loss on clean texts in nats per token.
 
-        labels: the tokens to learn, -100 where a token is given. sigma: for Eso-LM, the order in which tokens see each
-        other; by default those that are not masked and then the masks, both ascending.
+        labels: the tokens to learn, and -100 for tokens that are given. Padding has attention_mask 0, or label -100
+        and the mask token. sigma: for any-order systems, the order in which tokens see each other; by default the known
+        tokens and then the masks, both ascending.
         """
         valid = None if attention_mask is None or attention_mask.bool().all() else attention_mask.bool()
         found: dict[str, Any] = {}
@@ -101,10 +103,11 @@ class EsoLMForMaskedLM(PreTrainedModel):
     def _loss(self, input_ids: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
         given = labels == IGNORED
         x = torch.where(given, input_ids, labels)
-        seen = x if valid is None else torch.where(valid, x, -1)
-        if (seen == self.system.mask_id).any():
-            raise ValueError("a text to learn holds masks: esolm draws its own, so use a collator with mlm=False")
-        batch = Batch(x, valid, given).trimmed()
+        real = ~given | (x != self.system.mask_id)  # a mask without a label is padding
+        valid = real if valid is None else real & valid
+        if (valid & (x == self.system.mask_id)).any():
+            raise ValueError("labels contain the mask token: the system draws masks itself, so use mlm=False")
+        batch = Batch(x, valid, given & valid).trimmed()
         seed = int(torch.randint(1 << 62, ())) if self.training else 0
         rng = Randomness(fold(seed, "trainer"), 0, len(x))
         terms = self.system.terms(self.net, batch, rng, self.training)
@@ -118,7 +121,7 @@ AutoModelForMaskedLM.register(EsoLMConfig, EsoLMForMaskedLM, exist_ok=True)
 
 
 def wrap(lm: LanguageModel, about: dict[str, Any] | None = None) -> EsoLMForMaskedLM:
-    """A model of esolm as one of transformers, with weights of its own."""
+    """A copy of a model as a transformers model."""
     model: Any = EsoLMForMaskedLM(EsoLMConfig(**folder.describe(lm.net.config, lm.system), about=about))
     model.net.load_state_dict(trainable(lm.net).state_dict())
     return model.to(lm.net.device).eval()

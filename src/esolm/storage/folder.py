@@ -86,8 +86,8 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
     """Write the files that `Tokenizer.load` and AutoTokenizer of transformers read."""
     tokenizer.save(folder)
     special = {"mask_token": tokenizer.mask_id, "eos_token": tokenizer.eos_id, "bos_token": tokenizer.bos_id}
-    # Padding is never seen nor scored, so any token may stand there.
-    special["pad_token"] = tokenizer.mask_id if tokenizer.eos_id is None else tokenizer.eos_id
+    # Collators label every pad id as given, so it must be an id that no text contains: EOS would never be learned.
+    special["pad_token"] = tokenizer.mask_id
     tokens = {role: tokenizer.core.id_to_token(i) for role, i in special.items() if i is not None}
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **tokens}
     config |= {"clean_up_tokenization_spaces": False, "model_input_names": ["input_ids", "attention_mask"]}
