@@ -91,8 +91,8 @@ def test_full_size_names_are_all_known_in_both_directions(name: str) -> None:
     state: dict[str, Tensor] = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
     rotary = next(key for key in shapes if key.endswith(released.ROTARY))
     state[rotary] = 10000.0 ** -(torch.arange(0, 64, 2) / 64)
-    said = {"model.length": 1024, "model.n_heads": 12}
-    source = released.Source(Path(name), {k.removeprefix("backbone."): t for k, t in state.items()}, said, None)
+    plain = {k.removeprefix("backbone."): t for k, t in state.items()}
+    source = released.ReleasedCheckpoint(Path(name), plain, {"model.length": 1024, "model.n_heads": 12}, None)
     with torch.device("meta"):
         net = released.make_net(source)  # refuses what is missing or left over
         back = released.to_released(net.state_dict(), net.config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from esolm.core.visibility import block
 from esolm.data import tokenizer
 from esolm.model import LanguageModel
 from esolm.storage.folder import PACKAGED
-from support import toy
+from support import foreign, toy
 from support.runs import make_run
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'esolm[hf]'")
@@ -62,7 +63,9 @@ def test_run_to_folder_to_transformers_to_folder_to_esolm(tmp_path: Path, name: 
     found = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     assert type(found) is type(transformers.AutoModel.from_pretrained(tmp_path / "out")) is hf.EsoLMForMaskedLM
     expected = lm.system.logits(lm.net, Batch(masked()))
-    torch.testing.assert_close(found(masked()).logits, expected, rtol=1e-4, atol=1e-5)  # unaligned weights round otherwise
+    torch.testing.assert_close(
+        found(masked()).logits, expected, rtol=1e-4, atol=1e-5
+    )  # unaligned weights round otherwise
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     found.save_pretrained(tmp_path / "again")
     words.save_pretrained(tmp_path / "again")
@@ -116,6 +119,16 @@ def test_the_card_names_the_folder_as_it_was_given(tmp_path: Path, monkeypatch: 
     assert cli.main(["export", "run", "models/deep/mine"]) == 0
     card = Path("models/deep/mine/README.md").read_text()
     assert 'esolm.load("models/deep/mine")' in card
+    run_snippets(card)
+
+
+def test_the_card_of_a_system_outside_the_package_imports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run", "support.foreign.FixedRate")
+    assert foreign.FixedRate.__module__ in sys.modules
+    assert cli.main(["export", "run", "mine"]) == 0
+    card = Path("mine/README.md").read_text()
+    assert card.count("import support.foreign") == 2
     run_snippets(card)
 
 
@@ -253,7 +266,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     x = masked()
     with pytest.raises(ValueError, match="mlm=False"):
         found(x, labels=x)
-    with pytest.raises(ValueError, match="sigma .* mdlm"):
+    with pytest.raises(ValueError, match=r"sigma .* mdlm"):
         found(x, sigma=toy.permutations(3, L))
     with pytest.raises(ValueError, match="block_size"):
         hf.wrap(model("bd3lm"))(x[:, :5])

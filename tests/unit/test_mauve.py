@@ -249,7 +249,7 @@ def test_weights_that_are_missing_are_not_made_up(bert: str, tmp_path: Path) -> 
     save_file({name: w for name, w in weights.items() if "pooler" not in name}, file, {"format": "pt"})
     torch.testing.assert_close(Embedder(str(folder))(["cat"], 1), Embedder(bert)(["cat"], 1))
     save_file({name: w for name, w in weights.items() if "embeddings" not in name}, file, {"format": "pt"})
-    with pytest.raises(ValueError, match="lacks 5 weights .* embeddings"):
+    with pytest.raises(ValueError, match=r"lacks 5 weights .* embeddings"):
         Embedder(str(folder))
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text("{}")

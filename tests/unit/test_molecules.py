@@ -125,7 +125,7 @@ def test_wrong_training_files_say_what_to_do(tmp_path: Path, content: bytes | No
     file = tmp_path / "train.csv"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(ValueError, match="train.csv.*SMILES"):
+    with pytest.raises(ValueError, match=r"train\.csv.*SMILES"):
         known(file)
 
 

@@ -1,7 +1,7 @@
-"""A PyTorch .ckpt file read as data: tensors and plain containers come out, and nothing in it is imported or called.
+"""Read a PyTorch .ckpt file as data: tensors and plain containers. Nothing in it is imported or executed.
 
-`torch.save` writes a zip of one pickle and the bytes of its tensors. A pickle is a program. Here every name in it
-stands for one of a few constructors below or, whatever it is, for an inert class that only keeps what it is given.
+`torch.save` writes a zip file with one pickle and the bytes of its tensors. A pickle is a program. This unpickler maps
+each name in it to one of the few constructors below, and every other name to an inert class that stores its arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BROKEN = "it is damaged or not a checkpoint of torch.save"
 
 
 class Inert:
-    """What an unknown class leaves behind: its name, and what it was given."""
+    """Stands for an object of an unknown class: its name and the arguments it was built with."""
 
     module = name = ""
     given: tuple[Any, ...]
@@ -52,16 +52,16 @@ class Inert:
         self.__dict__["items"][key] = value
 
     def append(self, value: Any) -> None:
-        """For what is pickled as a list."""
+        """Called for objects that are pickled as lists."""
         self.__dict__["elements"].append(value)
 
     def extend(self, values: list[Any]) -> None:
-        """For what is pickled as a list."""
+        """Called for objects that are pickled as lists."""
         self.__dict__["elements"].extend(values)
 
 
 class _Constructor:
-    """One of the few things that a pickle may call; a pickle cannot change it."""
+    """A function that a pickle may call and cannot change."""
 
     __slots__ = ("make",)
 
@@ -77,7 +77,7 @@ class _Constructor:
 
 @dataclass(frozen=True)
 class Storage:
-    """The place of a tensor's bytes."""
+    """The record of a tensor's bytes."""
 
     dtype: torch.dtype
     record: str
@@ -86,7 +86,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor that is still in the file."""
+    """A tensor that was not loaded yet."""
 
     storage: Storage
     offset: int
@@ -114,7 +114,7 @@ CONSTRUCTORS: dict[tuple[str, str], Any] = {
 
 
 class _Reader(pickle.Unpickler):
-    """Looks every name up here, and imports nothing."""
+    """An unpickler that imports nothing."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
@@ -142,7 +142,7 @@ class _Reader(pickle.Unpickler):
 
 
 class Checkpoint:
-    """An open .ckpt: its tree of plain values, and its tensors one at a time."""
+    """An open .ckpt file: its tree of plain values, and its tensors one at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -152,22 +152,24 @@ class Checkpoint:
             self.folder = pickled.removesuffix("data.pkl")
             order = f"{self.folder}byteorder"
             if order in self.file.namelist() and self.file.read(order) != b"little":
-                raise ValueError("its numbers have the other byte order: save it again on a common machine")
+                raise ValueError("it was saved on a big-endian machine: save it again on a little-endian one")
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in self.file.infolist()):
-                raise ValueError("it is compressed")  # torch.save never does that, and it could unfold without end
+                raise ValueError(
+                    "it is compressed"
+                )  # torch.save never compresses, and a small file could expand without limit
             tree = _Reader(self.file.read(pickled)).load()
         except zipfile.BadZipFile as error:
             raise ValueError(f"{path} cannot be read: {_BROKEN}, or it was saved before PyTorch 1.6") from error
         except ValueError as error:
             raise ValueError(f"{path} cannot be read: {error}; {_BROKEN}") from error
-        except Exception as error:  # a pickle can fail in any way
+        except Exception as error:  # a damaged pickle can raise anything
             raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}; {_BROKEN}") from error
         if not isinstance(tree, Mapping):
-            raise ValueError(f"{path} holds {type(tree).__name__} and not a checkpoint: {_BROKEN}")
+            raise ValueError(f"{path} holds {type(tree).__name__} instead of a dictionary: {_BROKEN}")
         self.tree: Mapping[str, Any] = tree
 
     def load(self, stored: Stored) -> Tensor:
-        """The numbers of one tensor."""
+        """Load one tensor."""
         storage = stored.storage
         name = f"{self.folder}data/{storage.record}"
         size = storage.elements * storage.dtype.itemsize
@@ -181,9 +183,9 @@ class Checkpoint:
 
 
 def plain(value: Any) -> Any:
-    """A tree of dicts, lists and scalars: the configuration that omegaconf's containers hold, as data.
+    """The tree of dicts, lists and scalars in omegaconf's containers.
 
-    What is neither is left out as None; an interpolation stays the text that it is.
+    Other objects become None; interpolations stay strings.
     """
     return _plain(value, {}, 0)
 
@@ -191,12 +193,12 @@ def plain(value: Any) -> Any:
 def _plain(value: Any, done: dict[int, Any], depth: int) -> Any:
     if isinstance(value, (str, int, float, bytes)) or value is None or depth > 64:
         return None if depth > 64 else value
-    if id(value) in done:  # shared parts are read once, so that a small file cannot unfold into a huge tree
+    if id(value) in done:  # shared parts are read once, so that a small file cannot expand into a huge tree
         return done[id(value)]
     done[id(value)], inner = None, value
     if isinstance(value, Inert):
         state = value.state if isinstance(value.state, Mapping) else {}
-        keys = [key for key in ("_content", "_val") if key in state]  # of omegaconf's containers and of its leaves
+        keys = [key for key in ("_content", "_val") if key in state]  # omegaconf's containers and leaves
         inner = state[keys[0]] if keys else value.items or value.elements
     if inner is not value and not isinstance(inner, (dict, list)):
         found = _plain(inner, done, depth + 1)

@@ -1,6 +1,6 @@
-"""Published checkpoints of this family as folders of esolm, read as data and checked name by name.
+"""Convert published checkpoints into model folders: read as data, and checked name by name.
 
-Lightning .ckpt files of the Eso-LMs, MDLM, BD3-LMs and Duo repositories, and their Hugging Face folders.
+Sources are Lightning .ckpt files of the Eso-LMs, MDLM, BD3-LMs and Duo repositories, and their Hugging Face folders.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..runtime.nested import flat
 from ..storage import folder
 from ..systems import with_ids
 from .ckpt import Checkpoint, Inert, Stored, plain
-from .released import BUFFERS, ROTARY, Source, make_net, make_system
+from .released import BUFFERS, ROTARY, ReleasedCheckpoint, make_net, make_system
 
 
 def convert(
@@ -43,27 +43,27 @@ def convert(
     text: str | None = None,
     force: bool = False,
 ) -> LanguageModel:
-    """Turn a published checkpoint into a folder of esolm, without running anything from it.
+    """Convert a published checkpoint into a model folder, without executing anything from it.
 
     Args:
         source: A Lightning .ckpt file, a Hugging Face folder with model.safetensors, or a name on the hub.
-        out: The folder to make.
-        system: ar, mdlm, bd3lm or esolm, where the source does not say it.
-        alpha_0: The share of diffusion that an Eso-LM was trained with, where the source does not say it.
-        variant: A or B of an Eso-LM, where the source does not say it.
-        block_size: Tokens in a block of a BD3-LM, where the source does not say it.
-        weights: The averaged weights of a .ckpt, or the raw ones.
-        tokenizer: As `esolm prepare` names it (gpt2:PATH, …), where the source has none.
-        text: A file of text; its perplexity is measured to check the result.
-        force: Replace `out` if it is a model of esolm.
+        out: The folder to write.
+        system: ar, mdlm, bd3lm or esolm, if the source does not name it.
+        alpha_0: The alpha_0 that an Eso-LM was trained with, if the source does not name it.
+        variant: A or B of an Eso-LM, if the source does not name it.
+        block_size: Tokens in a block of a BD3-LM, if the source does not name it.
+        weights: The averaged (EMA) weights of a .ckpt, or the raw ones.
+        tokenizer: A tokenizer as in `esolm prepare` (gpt2:PATH, …), if the source has none.
+        text: A text file; its perplexity is measured to check the result.
+        force: Replace `out` if it is a model folder of esolm.
 
     Raises:
-        ValueError: If the source cannot be read, is not complete, or does not say what it is. `out` is then not made.
+        ValueError: If the source cannot be read, is incomplete, or its system is unknown. `out` is then not written.
     """
     path, out = Path(source), Path(out)
     with folder.new(out, force) as partial:
         if text is not None and not Path(text).is_file():
-            raise ValueError(f"no file {text} to measure the perplexity of: give a text file")
+            raise ValueError(f"no file {text}: --text must be a text file")
         found = read_ckpt(path, weights) if path.is_file() else read_hf(local(source), weights)
         made = make_system(found, {"name": system, "alpha_0": alpha_0, "variant": variant, "block_size": block_size})
         net = make_net(found)
@@ -80,26 +80,26 @@ def convert(
 
 
 def check(lm: LanguageModel, text: str | None) -> dict[str, float]:
-    """A forward pass over random tokens and, where a text is given, its perplexity by the system's own bound."""
+    """Run a forward pass over random tokens and, if a text is given, measure its perplexity (nelbo)."""
     length = min(lm.net.config.length, max(64 // lm.system.block_size, 1) * lm.system.block_size)
     tokens = torch.randint(lm.net.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = lm.system.logits(lm.net, Batch(tokens))
     if not logits.isfinite().all():
-        raise ValueError("the converted network gives logits that are not finite: the weights are damaged")
+        raise ValueError("the logits of the converted network are not finite: the weights are damaged")
     if text is None:
         return {}
     found = scoring.score(lm, texts.read(text, lm.tokenizer, lm.net.config.length)).record()
     return {"perplexity": found["perplexity"], "tokens": found["tokens"]}
 
 
-def read_ckpt(path: Path, weights: str) -> Source:
-    """A Lightning checkpoint, its averaged weights put under their names by their order."""
+def read_ckpt(path: Path, weights: str) -> ReleasedCheckpoint:
+    """Read a Lightning checkpoint. Its averaged weights have no names; they are matched by order."""
     file = Checkpoint(path)
     stored = file.tree.get("state_dict")
     if not isinstance(stored, Mapping) or not all(isinstance(t, Stored) for t in stored.values()):
         raise ValueError(f"{path} has no state_dict of tensors: it is not a Lightning checkpoint")
-    stored = {name.replace("_orig_mod.", ""): t for name, t in stored.items()}  # torch.compile's
+    stored = {name.replace("_orig_mod.", ""): t for name, t in stored.items()}  # a prefix of torch.compile
     about: dict[str, Any] = {}
     if isinstance(step := file.tree.get("global_step"), int):
         about["steps"] = step
@@ -115,14 +115,16 @@ def read_ckpt(path: Path, weights: str) -> Source:
     keys = flat(config) if isinstance(config, dict) else {}
     if isinstance(size := kept.get("vocab_size"), int):
         keys["vocab_size"] = size
-    return Source(path, _unprefixed(state), keys, stored_tokenizer(kept.get("tokenizer")), about)
+    return ReleasedCheckpoint(path, _unprefixed(state), keys, stored_tokenizer(kept.get("tokenizer")), about)
 
 
 def _averaged(path: Path, ema: Any, shapes: Mapping[str, tuple[int, ...]]) -> list[Stored]:
-    """The nameless list of averages, each of the shape of its parameter."""
+    """The list of averaged weights, with shapes checked against the parameters in order."""
     shadow = ema.get("shadow_params") if isinstance(ema, Mapping) else None
     if not isinstance(shadow, list) or not all(isinstance(t, Stored) for t in shadow):
-        raise ValueError(f"{path} has no averaged weights (ema.shadow_params): add --weights raw to take the others")
+        raise ValueError(
+            f"{path} has no averaged weights (ema.shadow_params): add --weights raw to convert the raw ones"
+        )
     if len(shadow) != len(shapes):
         raise ValueError(f"{path} has {len(shadow)} averaged weights for {len(shapes)} parameters: use --weights raw")
     for tensor, (name, shape) in zip(shadow, shapes.items(), strict=True):
@@ -131,8 +133,8 @@ def _averaged(path: Path, ema: Any, shapes: Mapping[str, tuple[int, ...]]) -> li
     return shadow
 
 
-def read_hf(path: Path, weights: str) -> Source:
-    """A Hugging Face folder; its own code is not looked at."""
+def read_hf(path: Path, weights: str) -> ReleasedCheckpoint:
+    """Read a Hugging Face folder: only its JSON and safetensors files."""
     if weights != "ema":
         raise ValueError(f"weights is {weights!r}; {path} has one set of weights: leave it out")
     file = path / "model.safetensors"
@@ -148,15 +150,15 @@ def read_hf(path: Path, weights: str) -> Source:
         raise ValueError(f"{path / 'config.json'} must hold keys and values, not {type(config).__name__}")
     has_own = any((path / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt"))
     words = make_tokenizer(str(path)) if has_own else None
-    return Source(path, _unprefixed(state), flat(config), words)
+    return ReleasedCheckpoint(path, _unprefixed(state), flat(config), words)
 
 
 def local(source: str) -> Path:
-    """The folder of a model: a path, or a copy of a repository of the hub without its code."""
+    """The folder of a model: a path, or a download from the hub without code."""
     if Path(source).exists():
         return Path(source)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
-        raise ValueError(f"no file or folder {source}, and a name on the hub would be OWNER/NAME")
+        raise ValueError(f"no file or folder {source}, and it is not a name on the hub, OWNER/NAME")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -164,7 +166,9 @@ def local(source: str) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
     except Exception as error:  # no network, no such repository
-        raise ValueError(f"no file or folder {source}, and it cannot be had from the hub: {error!s:.200}") from error
+        raise ValueError(
+            f"no file or folder {source}, and it could not be downloaded from the hub: {error!s:.200}"
+        ) from error
 
 
 def _unprefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -172,7 +176,7 @@ def _unprefixed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def stored_tokenizer(pickled: Any) -> Tokenizer | None:
-    """The tokenizer that a checkpoint holds, from the JSON text in it, if it does."""
+    """The tokenizer in a checkpoint, from its JSON text, or None."""
     state = pickled.state if isinstance(pickled, Inert) else None
     core = state.get("_tokenizer") if isinstance(state, Mapping) else None
     text = core.state if isinstance(core, Inert) else None
@@ -186,20 +190,23 @@ def stored_tokenizer(pickled: Any) -> Tokenizer | None:
     return from_json(text.decode(), "stored", declared)
 
 
-def check_tokenizer(found: Source, config: DenoiserConfig, words: Tokenizer) -> None:
+def check_tokenizer(found: ReleasedCheckpoint, config: DenoiserConfig, words: Tokenizer) -> None:
     """Raise ValueError unless the tokenizer has the network's vocabulary and mask."""
     if words.vocab_size != config.vocab_size:
         raise ValueError(
-            f"{found.path} has a vocabulary of {config.vocab_size} with its mask, tokenizer {words.name} one of "
-            f"{words.vocab_size}: give the --tokenizer that it was trained with"
+            f"{found.path} has a vocabulary of {config.vocab_size} with the mask, and tokenizer {words.name} one of "
+            f"{words.vocab_size}: give the --tokenizer it was trained with"
         )
-    said = found.config.get("mask_index", words.mask_id)
-    if said != words.mask_id:
-        raise ValueError(f"{found.path} says its mask is {said}, tokenizer {words.name} has {words.mask_id}")
+    stated_id = found.config.get("mask_index", words.mask_id)
+    if stated_id != words.mask_id:
+        raise ValueError(
+            f"the mask id in {found.path} is {stated_id}, and in tokenizer {words.name} {words.mask_id}: give the "
+            "--tokenizer it was trained with"
+        )
 
 
 def report(lm: LanguageModel, out: str | Path) -> str:
-    """What was found, in a line or two."""
+    """A summary of the converted model, in two or three lines."""
     config = json.loads((Path(out) / "config.json").read_text(encoding="utf-8"))
     system = ", ".join(f"{key} {value}" for key, value in config["system"].items() if key != "name")
     net, about = lm.net.config, config["about"]

@@ -1,8 +1,9 @@
-"""Models of esolm in the lm-evaluation-harness: `python -m esolm.harness` is its command line with model `esolm`.
+"""The model `esolm` of the lm-evaluation-harness. This module also runs the harness's command line with it:
 
-    python -m esolm.harness run --model esolm --model_args pretrained=runs/demo,estimator=iw,num_orders=16 --tasks …
+    python -m esolm.interop.harness run --model esolm --model_args pretrained=books --tasks …
 
-Likelihoods are those of `esolm score`: of a continuation, with its context given and first in every order.
+`lm_eval` alone does not know the model, because it has no plugins. Likelihoods are those of `esolm score`: log p of a
+continuation, with its context given and first in every order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 except ImportError as error:
-    raise ImportError("esolm.harness needs the lm-evaluation-harness: pip install 'esolm[eval]'") from error
+    raise ImportError("esolm.interop.harness needs the lm-evaluation-harness: pip install 'esolm[eval]'") from error
 
 from ..core.batch import Batch
 from ..core.randomness import fold
@@ -30,18 +31,17 @@ from ..model import load, until
 from ..runtime.machine import pick_device
 
 DEFAULT_DEVICE = "cuda:0"
-"""What the harness's command line says when its user says nothing."""
-GREEDY = {"esolm": "left_to_right"}
-"""Samplers for the question whether a text is the greedy one; other systems take their own."""
+"""The default of the harness's command line, with or without a GPU."""
+LEFT_TO_RIGHT = "left_to_right"
 
 
 @register_model("esolm")
-class EsoLM(LM):
-    """A run, a checkpoint or a model folder as the harness wants it.
+class HarnessModel(LM):
+    """A run, a checkpoint, a model folder or a bundled model in the interface of the harness.
 
-    estimator, num_orders, antithetic, num_draws, seed, alpha_0: as of `esolm score`. stride: new tokens of a window of
-    rolling likelihood, by default all. greedy: whether to find out if a continuation is the greedy one, which takes a
-    generation for each. sampler, num_steps: how `generate_until` samples.
+    estimator, num_orders, antithetic, num_draws, seed, alpha_0: as in `esolm score`. stride: new tokens in each window
+    of a rolling likelihood, by default all. greedy: whether to check that a continuation is the greedy one, which takes
+    one generation each. sampler, num_steps: the sampler of `generate_until`.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class EsoLM(LM):
         self.sampling = {"sampler": sampler, "num_steps": num_steps}
         self.stride, self.greedy, self.seed = self.length if stride is None else stride, greedy, seed
         self.max_gen_toks = max(1, self.length // 4) if max_gen_toks is None else max_gen_toks
-        self.batch_size = int(str(batch_size)) if str(batch_size).isdecimal() else 32  # of "auto" too
+        self.batch_size = int(str(batch_size)) if str(batch_size).isdecimal() else 32  # also for "auto"
         self._device = lm.net.device
 
     @property
     def tokenizer_name(self) -> str:
-        """What a cache of requests is kept under."""
+        """The key of the harness's cache of requests."""
         return self.lm.tokenizer.sha256
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the results file says of the model."""
+        """The model's entry in the results file."""
         return {"system": self.lm.system.name, "estimator": self.estimator, **self.options, "seed": self.seed}
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """log p(continuation | context), and whether it is what greedy sampling gives."""
+        """log p(continuation | context), and whether greedy sampling gives the continuation."""
         pairs = [self._pair(*request.args) for request in requests]
         values = self._sum([self._windows(*pair) for pair in pairs])
         same = self._is_greedy(pairs) if self.greedy else [False] * len(pairs)
@@ -100,7 +100,7 @@ class EsoLM(LM):
         return found
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """log p of whole texts, each token scored once, in windows of the training length."""
+        """log p of whole texts in windows of the training length; each token is scored once."""
         texts = []
         for request in requests:
             ids = self.lm.tokenizer.encode(request.args[0])
@@ -112,7 +112,7 @@ class EsoLM(LM):
         return found
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continuations up to an end of text or one of the stop texts."""
+        """Continuations up to the end-of-sequence token or a stop text."""
         found = [""] * len(requests)
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
@@ -126,18 +126,18 @@ class EsoLM(LM):
         return found
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], int]:
-        """The tokens of both, the context cut on the left where there is no room, and how many of them are context."""
+        """The tokens of both and the number of context tokens; the context is truncated on the left to fit."""
         stem = context.rstrip()  # a space before a word is part of the word's token
         ids = self.lm.tokenizer.encode(context + continuation)
         if not ids:
-            raise ValueError("context and continuation are both empty: there is nothing to score")
+            raise ValueError("context and continuation are both empty: give at least one token to score")
         count = min(len(self.lm.tokenizer.encode(stem)), len(ids) - 1)
         room = self.length - (len(ids) - count)
         cut = max(0, count - (room if room >= 0 else self.length // 2))
         return ids[cut:], count - cut
 
     def _windows(self, ids: list[int], count: int) -> list[tuple[list[int], int]]:
-        """One window or, for a continuation that is longer, windows that score half their length each."""
+        """One window, or for a longer continuation several that score half their length each."""
         if len(ids) <= self.length:
             return [(ids, count)]
         found, half = [], max(1, self.length // 2)
@@ -147,7 +147,7 @@ class EsoLM(LM):
         return found
 
     def _sum(self, texts: Sequence[Sequence[tuple[list[int], int]]]) -> list[float]:
-        """For each text, log p of all its windows: tokens, and how many of them are context."""
+        """log p of each text, the sum over its windows: their tokens, and how many of them are context."""
         parts = [(owner, *window) for owner, found in enumerate(texts) for window in found]
         values = self._score([ids for _, ids, _ in parts], [count for _, _, count in parts])
         sums: dict[int, float] = {}
@@ -156,9 +156,9 @@ class EsoLM(LM):
         return [sums.get(owner, 0.0) for owner in range(len(texts))]
 
     def _score(self, rows: Sequence[Sequence[int]], counts: Sequence[int]) -> list[float]:
-        """log p of each row after its first `counts` tokens; the batch size does not matter."""
+        """log p of each row after its first `counts` tokens, whatever the batch size."""
         values, groups = [0.0] * len(rows), dict[int, list[int]]()
-        step = math.lcm(self.lm.system.block_size, 8)  # rows of like length pad each other little
+        step = math.lcm(self.lm.system.block_size, 8)  # rows of similar length need little padding
         for i, row in enumerate(rows):
             groups.setdefault(min(-(-len(row) // step) * step, max(self.length, len(row))), []).append(i)
         for wide, places in groups.items():
@@ -173,17 +173,20 @@ class EsoLM(LM):
         return values
 
     def _is_greedy(self, pairs: Sequence[tuple[list[int], int]]) -> list[bool]:
+        """Whether each continuation is the greedy one, left to right if the system can sample so."""
         rows = [[*ids[:count], *[None] * (len(ids) - count)] for ids, count in pairs]
-        sampler = GREEDY.get(self.lm.system.name)
+        sampler = LEFT_TO_RIGHT if LEFT_TO_RIGHT in self.lm.system.samplers else None
         made = self._sample(rows, temperature=0.0, sampler=sampler)
         return [found[: len(ids)] == ids for found, (ids, _) in zip(made, pairs, strict=True)]
 
     def _continue(self, contexts: Sequence[str], options: dict[str, Any]) -> list[str]:
-        """Continuations of contexts that have the same options, those of the harness and of transformers."""
+        """Continuations of contexts with the same options, named as in the harness or in transformers."""
         stops = options.get("until") or []
         count = int(options.get("max_gen_toks") or options.get("max_new_tokens") or self.max_gen_toks)
         if not 1 <= count < self.length:
-            raise ValueError(f"max_gen_toks is {count}; it must be at least 1 and below the length {self.length}")
+            raise ValueError(
+                f"max_gen_toks is {count}; it must be from 1 to {self.length - 1}, below the training length"
+            )
         encoded = [self.lm.tokenizer.encode(context)[count - self.length :] for context in contexts]
         draw: dict[str, Any] = {"temperature": 0.0}
         if options.get("do_sample") or float(options.get("temperature") or 0) > 0:
@@ -196,7 +199,7 @@ class EsoLM(LM):
         return [cut(text, [stops] if isinstance(stops, str) else stops) for text in texts]
 
     def _sample(self, rows: Sequence[Sequence[int | None]], **options: Any) -> list[list[int]]:
-        """All rows filled in; a block that is not full is filled up."""
+        """Sample the tokens that are None; rows are extended to whole blocks."""
         block = self.lm.system.block_size
         rows = [[*row, *[None] * (-len(row) % block)] for row in rows]
         options = {**options, "seed": self.seed, "batch_size": self.batch_size}
@@ -210,7 +213,7 @@ def cut(text: str, stops: Iterable[str]) -> str:
 
 
 def main() -> None:
-    """The harness's own command line."""
+    """Run the harness's command line."""
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()

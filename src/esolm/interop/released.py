@@ -1,4 +1,4 @@
-"""What a released checkpoint of this family is: its names and ours, its network, and the system that it says it is."""
+"""Released checkpoints of this family: parameter names, network sizes, and the system in the stored configuration."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ NAMES = (
     ("output_layer.adaLN_modulation.", "modulation."),
     (".adaLN_modulation.", ".modulation."),
 )
-"""Parts of the released names and of ours."""
+"""Parts of the released parameter names and of ours."""
 ROTARY = "rotary_emb.inv_freq"
 BUFFERS = (ROTARY, "sampling_eps_min", "sampling_eps_max")
-"""What a released state holds besides parameters."""
-
-
+"""Entries of a released state dict that are not parameters."""
 MODES = {"B": {"diffusion": "causal", "sequential": "causal"}, "A": {"diffusion": "mixed2", "sequential": "mixed"}}
-"""Attention patterns of the variants of Eso-LM, as its repository calls them."""
+"""Attention patterns of the variants of Eso-LM, named as in its repository."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """A released checkpoint: its state in the released names, in the order of its parameters, and what it says."""
+class ReleasedCheckpoint:
+    """A state dict with the released names, in parameter order, and the stored configuration."""
 
     path: Path
     state: dict[str, Tensor]
@@ -62,7 +60,7 @@ def released_name(name: str) -> str:
 
 
 def to_released(state: Mapping[str, Tensor], config: DenoiserConfig, prefix: str = "backbone.") -> dict[str, Tensor]:
-    """A state of ours in the released names and order, with the rotary buffer: what the authors' code loads."""
+    """A state dict of ours with the released names and order and the rotary buffer, as the authors' code loads it."""
     places = ("embed.", "time.", ROTARY, "blocks.", "norm.", "head.", "modulation.")
     every = {**state, ROTARY: rotary(config, state["embed.weight"].device)}
     order = sorted(every, key=lambda name: next(i for i, place in enumerate(places) if name.startswith(place)))
@@ -70,14 +68,14 @@ def to_released(state: Mapping[str, Tensor], config: DenoiserConfig, prefix: str
 
 
 def rotary(config: DenoiserConfig, device: torch.device) -> Tensor:
-    """The frequencies of the rotary embedding, which the released networks keep as a buffer."""
+    """The frequencies of the rotary embedding, a buffer in the released networks."""
     width = config.width // config.heads
     return config.rotary_base ** -(torch.arange(0, width, 2, device=device) / width)
 
 
-def make_net(found: Source) -> Denoiser:
-    """The network of a source, its sizes read from the tensors and compared with what the source says."""
-    state, said = found.state, _said(found)
+def make_net(found: ReleasedCheckpoint) -> Denoiser:
+    """The network of a checkpoint. Its sizes come from the tensors and must agree with the stored configuration."""
+    state, stated_sizes = found.state, _stated_sizes(found)
     ours = {our_name(name): tensor for name, tensor in state.items() if not name.endswith(BUFFERS)}
     for name, dims in {"embed.weight": 2, "blocks.0.mlp.0.weight": 2}.items():
         if name not in ours or ours[name].dim() != dims:
@@ -98,68 +96,72 @@ def make_net(found: Source) -> Denoiser:
     if ROTARY in state:
         sizes["heads"] = width // (2 * state[ROTARY].shape[0])
     for name in ("vocab_size", "width", "layers", "heads", "cond_width"):
-        if name in said and name in sizes and said[name] != sizes[name]:
-            raise ValueError(f"{found.path} says {name} is {said[name]}, and its tensors say {sizes[name]}")
-    missing = [name for name in ("heads", "length") if name not in sizes and name not in said]
+        if name in stated_sizes and name in sizes and stated_sizes[name] != sizes[name]:
+            raise ValueError(
+                f"the configuration of {found.path} has {name} {stated_sizes[name]}, and its tensors have "
+                f"{sizes[name]}: they belong to different networks"
+            )
+    missing = [name for name in ("heads", "length") if name not in sizes and name not in stated_sizes]
     if missing:
-        raise ValueError(f"{found.path} does not say {' and '.join(missing)}: its configuration is not complete")
-    sizes = {"heads": said.get("heads"), **sizes}
-    config = DenoiserConfig(length=said["length"], dropout=said.get("dropout", 0.1), **sizes)
+        raise ValueError(f"{found.path} does not name {' and '.join(missing)}: its configuration is incomplete")
+    sizes = {"heads": stated_sizes.get("heads"), **sizes}
+    config = DenoiserConfig(length=stated_sizes["length"], dropout=stated_sizes.get("dropout", 0.1), **sizes)
     net = Denoiser(config)
     folder.take(net, ours, found.path)
     if ROTARY in state:
         theirs = state[ROTARY].float()
         if not torch.allclose(theirs, rotary(config, theirs.device), rtol=1e-4):
-            raise ValueError(f"{found.path} has another rotary embedding than base {config.rotary_base:g}")
+            raise ValueError(f"{found.path} has a rotary embedding with a base other than {config.rotary_base:g}")
     return net.eval()
 
 
-def _said(found: Source) -> dict[str, Any]:
-    """Sizes that the source names, by our names; those of Lightning stand under `model.`."""
+def _stated_sizes(found: ReleasedCheckpoint) -> dict[str, Any]:
+    """The sizes in the stored configuration, by our names; Lightning's are under `model.`."""
     names = {
         "width": ("hidden_size", "hidden_dim"), "layers": ("n_blocks",), "heads": ("n_heads",),
         "cond_width": ("cond_dim",), "length": ("model_length", "length"), "vocab_size": ("vocab_size",),
         "dropout": ("dropout",),
     }  # fmt: skip
-    said: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     for ours, theirs in names.items():
         values = [found.config.get(f"{place}{name}") for name in theirs for place in ("model.", "")]
         values = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
         if values:
-            said[ours] = values[0]
+            stored[ours] = values[0]
     if not found.state.keys() & {"sigma_map.mlp.0.weight"}:
-        said.pop("cond_width", None)
-    return said
+        stored.pop("cond_width", None)
+    return stored
 
 
-def make_system(found: Source, asked: Mapping[str, Any]) -> System:
-    """The system that the source says it is or, where it says nothing, that was asked for; never a guess."""
-    said = stated(found)
+def make_system(found: ReleasedCheckpoint, chosen: Mapping[str, Any]) -> System:
+    """The system named in the stored configuration or else in the options; never a guess."""
+    stored = stated(found)
     options = {}
-    for key, value in {**dict.fromkeys(asked), **said}.items():
-        if value is not None and asked.get(key) is not None and asked[key] != value:
-            raise ValueError(f"{key} {asked[key]!r} was asked for, and {found.path} says {value!r}: leave it out")
-        options[key] = asked.get(key) if value is None else value
+    for key, value in {**dict.fromkeys(chosen), **stored}.items():
+        if value is not None and chosen.get(key) is not None and chosen[key] != value:
+            option = "system" if key == "name" else key
+            raise ValueError(f"--{option} is {chosen[key]!r}, and in {found.path} {value!r}: leave it out")
+        options[key] = chosen.get(key) if value is None else value
     name = options.pop("name")
     if name is None:
-        raise ValueError(f"{found.path} does not say what system it is: give --system, one of {', '.join(SYSTEMS)}")
+        raise ValueError(f"{found.path} does not name its system: give --system, one of {', '.join(SYSTEMS)}")
     wanted = {"esolm": ("alpha_0", "variant"), "bd3lm": ("block_size",)}.get(name, ())
     for key, value in options.items():
         if key in wanted and value is None:
-            raise ValueError(f"{found.path} does not say its {key}, and {name} needs it: give --{key}")
-        if key in asked and key not in wanted and value is not None:
-            raise ValueError(f"{key} is {value!r}; {name} has none: leave --{key} out")
+            raise ValueError(f"{found.path} does not name its {key}, which {name} needs: give --{key}")
+        if key in chosen and key not in wanted and value is not None:
+            raise ValueError(f"{key} is {value!r}, but {name} has no {key}: leave --{key} out")
     made = {key: value for key, value in options.items() if value is not None}
-    if name == "ar":  # the released ones begin with the beginning of text, unless they say otherwise
+    if name == "ar":  # released ones start with the beginning-of-text token unless the configuration says otherwise
         made.setdefault("first", "bos")
     return find(name)(**made)
 
 
-def stated(found: Source) -> dict[str, Any]:
-    """Name and options of the system, as far as the stored configuration says them."""
+def stated(found: ReleasedCheckpoint) -> dict[str, Any]:
+    """The name and options of the system that the stored configuration has."""
     config, path = found.config, found.path
     kind = config.get("algo.name") or config.get("model_type")
-    if kind is None:  # the MDLM repository: by its parameterization
+    if kind is None:  # the MDLM repository stores a parameterization
         kind = {"subs": "mdlm"}.get(config.get("parameterization", ""), config.get("parameterization"))
     if kind is None:
         return {}
@@ -167,40 +169,40 @@ def stated(found: Source) -> dict[str, Any]:
     if name == "bd3lm" and config.get("causal") is True:
         name = "ar"
     if name.startswith(("duo", "distillation", "ot-finetune")):
-        raise ValueError(f"{path} is of Duo ({kind!r}), which esolm does not have: choose {', '.join(SYSTEMS)}")
+        raise ValueError(f"{path} is a Duo model ({kind!r}), which esolm does not support: choose {', '.join(SYSTEMS)}")
     if name not in SYSTEMS or config.get("diffusion", "absorbing_state") != "absorbing_state":
-        raise ValueError(f"{path} is of system {kind!r}, which esolm does not have: choose {', '.join(SYSTEMS)}")
+        raise ValueError(f"{path} has the system {kind!r}, which esolm does not support: choose {', '.join(SYSTEMS)}")
     for key in ("algo.time_conditioning", "time_conditioning"):
         if config.get(key) is True:
-            raise ValueError(f"{path} was trained with {key}: esolm has networks whose time is zero")
-    said: dict[str, Any] = {"name": name}
+            raise ValueError(f"{path} was trained with {key}, which esolm does not support")
+    stored: dict[str, Any] = {"name": name}
     if name == "bd3lm":
-        said["block_size"] = _resolved(config, "block_size")
+        stored["block_size"] = _resolved(config, "block_size")
     if name == "ar" and config.get("algo.prepend_token") in ("mask", "bos"):
-        said["first"] = config["algo.prepend_token"]
+        stored["first"] = config["algo.prepend_token"]
     if name == "esolm" and "algo.alpha_0" in config:
-        said |= {"alpha_0": float(config["algo.alpha_0"]), **_variant(path, config)}
-    return said
+        stored |= {"alpha_0": float(config["algo.alpha_0"]), **_variant(path, config)}
+    return stored
 
 
 def _resolved(config: Mapping[str, Any], key: str) -> Any:
-    """A value; of an interpolation, that of the key which it names."""
+    """The value of a key, with an interpolation resolved."""
     value = config.get(key)
     match = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
     return config.get(match[1]) if match else value
 
 
 def _variant(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A or B, by the attention patterns of the phases that there are; and kappa."""
-    said, alpha_0 = {key.removeprefix("algo."): value for key, value in config.items()}, float(config["algo.alpha_0"])
+    """The variant, A or B, by the attention patterns of the phases in use; and kappa."""
+    stored, alpha_0 = {key.removeprefix("algo."): value for key, value in config.items()}, float(config["algo.alpha_0"])
     used = [name for name, there in (("diffusion", alpha_0 > 0), ("sequential", alpha_0 < 1)) if there]
-    fits = [v for v, modes in MODES.items() if all(said.get(f"{name}_attn_mode") == modes[name] for name in used)]
-    ordered = alpha_0 > 0 and said.get("diffusion_shuffle") is not True
-    ordered |= fits == ["B"] and 0 < alpha_0 < 1 and said.get("sequential_shuffle") is not True
-    if not fits or ordered or said.get("keep_clean_unshuffled") or said.get("keep_masks_unshuffled"):
-        found = {key: value for key, value in said.items() if key.endswith(("_attn_mode", "shuffle", "unshuffled"))}
+    fits = [v for v, modes in MODES.items() if all(stored.get(f"{name}_attn_mode") == modes[name] for name in used)]
+    ordered = alpha_0 > 0 and stored.get("diffusion_shuffle") is not True
+    ordered |= fits == ["B"] and 0 < alpha_0 < 1 and stored.get("sequential_shuffle") is not True
+    if not fits or ordered or stored.get("keep_clean_unshuffled") or stored.get("keep_masks_unshuffled"):
+        found = {key: value for key, value in stored.items() if key.endswith(("_attn_mode", "shuffle", "unshuffled"))}
         raise ValueError(f"{path} is neither variant A nor B of the paper: it was trained with {found}")
-    kappa = said.get("batch_split")
+    kappa = stored.get("batch_split")
     options: dict[str, Any] = {"variant": fits[0]}
     if isinstance(kappa, float) and 0 < kappa < 1 and 0 < alpha_0 < 1:
         options["kappa"] = kappa

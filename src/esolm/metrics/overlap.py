@@ -96,7 +96,7 @@ def overlap(
     bertscore: str | None = None,
     layer: int | None = None,
 ) -> dict[str, Any]:
-    """Compare the predictions in a JSON-lines file, such as `esolm sample --prompt_file … --out` writes, with references.
+    """Compare predictions with references, in a file such as `esolm sample --prompt_file … --out` writes.
 
     Args:
         file: JSON lines with predictions and references.
