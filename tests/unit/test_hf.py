@@ -261,6 +261,16 @@ def test_the_collator_leaves_every_real_eos_to_learn(tmp_path: Path, name: str) 
     torch.testing.assert_close(found(**batch).loss, expected)
 
 
+def test_a_folder_that_pads_with_eos_still_loads_and_can_be_exported_again(tmp_path: Path) -> None:
+    old = GOLDEN / "recorded" / "old_model"
+    words = transformers.AutoTokenizer.from_pretrained(old)
+    assert words.pad_token_id == words.eos_token_id
+    assert transformers.AutoModelForMaskedLM.from_pretrained(old)(masked()).logits.shape == (3, L, BYTES.vocab_size)
+    assert cli.main(["export", str(old), str(tmp_path / "new")]) == 0
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert words.pad_token_id == words.mask_token_id != words.eos_token_id
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     found = hf.wrap(model("mdlm"))
     x = masked()
