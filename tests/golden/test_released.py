@@ -1,5 +1,5 @@
-"""The authors' checkpoint becomes exactly the weights they evaluate with; the names of their full-size models are all
-known, in both directions."""
+"""The authors' checkpoint gives exactly their averaged weights; the parameter names of their full-size models convert
+in both directions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def keys(name: str) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     return shapes, re.findall(r"^\s*\d+ (\S+)$", tail, re.M)
 
 
-def test_the_averaged_weights_come_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_averaged_weights_are_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["convert", str(CKPT), str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert "esolm (alpha_0 0.5" in said
-    assert "144,562 parameters" in said
+    printed = capsys.readouterr().out
+    assert "esolm (alpha_0 0.5" in printed
+    assert "144,562 parameters" in printed
     lm = esolm.load(tmp_path / "out")
     assert (lm.system.alpha_0, lm.system.variant, lm.system.kappa, lm.system.mask_id) == (0.5, "B", 0.5, 49)
     expected = load_file(HERE / "lightning_tiny.ema_expected.safetensors")
@@ -106,7 +106,7 @@ def test_full_size_names_are_all_known_in_both_directions(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["esolm", "mdlm", "ar"])
 def test_full_size_files_convert(tmp_path: Path, name: str) -> None:
-    """A file of the full size, filled at random, becomes a model that has every number of it."""
+    """A full-size file with random weights becomes a model with exactly these weights."""
     shapes, ema_order = keys(name)
     state = {key: torch.randn(shape).half() / 30 for key, shape in shapes.items()}
     state["backbone.rotary_emb.inv_freq"] = 10000.0 ** -(torch.arange(0, 64, 2) / 64)

@@ -1,4 +1,4 @@
-"""`esolm convert`: files that run code run none, and files that are not what they seem leave nothing behind."""
+"""`esolm convert`: code in files is not executed, and wrong files leave no folder behind."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def save(path: Path, what: Any) -> Path:
 
 
 def refused(path: Path | str, out: Path, *words: str, **options: Any) -> str:
-    """The one line of the error; the parent of `out` is as it was."""
+    """The message of the error, in one line; the parent of `out` must be unchanged."""
     before = sorted(out.parent.iterdir())
     with pytest.raises(ValueError) as caught:
         convert(str(path), out, **{"tokenizer": "bytes", **options})
     assert sorted(out.parent.iterdir()) == before
-    said = str(caught.value)
+    message = str(caught.value)
     for word in words:
-        assert word in said
-    assert "\n" not in said
-    return said
+        assert word in message
+    assert "\n" not in message
+    return message
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "made" / "out"
 
 
-def test_the_average_and_the_raw_weights(tmp_path: Path, out: Path) -> None:
+def test_averaged_and_raw_weights(tmp_path: Path, out: Path) -> None:
     path = save(tmp_path / "a.ckpt", what := content())
     raw, ema = (convert(str(path), out, tokenizer="bytes", weights=w, force=True) for w in ("raw", "ema"))
     assert torch.equal(raw.net.head.bias, what["state_dict"]["backbone.output_layer.linear.bias"])
@@ -104,14 +104,14 @@ class Evil:
         return os.makedirs, (self.trace, 0o777, True)
 
 
-def test_a_file_that_runs_code_runs_none_here(tmp_path: Path, out: Path) -> None:
+def test_code_in_a_file_is_not_executed(tmp_path: Path, out: Path) -> None:
     trace = tmp_path / "trace"
     hidden = {**content(), "callbacks": Evil(trace)}
     hidden["hyper_parameters"] = {**hidden["hyper_parameters"], "tokenizer": Evil(trace)}
     for name, what in {"hidden": hidden, "whole": Evil(trace), "state": {"state_dict": Evil(trace)}}.items():
         path = save(tmp_path / f"{name}.ckpt", what)
         torch.load(path, weights_only=False)
-        assert trace.is_dir()  # the file does what it is meant to
+        assert trace.is_dir()  # torch.load executes it
         trace.rmdir()
         if name == "hidden":
             convert(str(path), out, tokenizer="bytes")
@@ -139,7 +139,7 @@ def pickled(path: Path, program: bytes) -> Path:
         b"c_codecs\nencode\n(N(dS'make'\ncos\nsystem\nstb(S'mkdir TRACE'\ntR.",
     ],
 )
-def test_handwritten_pickles_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: bytes) -> None:
+def test_handwritten_pickles_execute_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: bytes) -> None:
     monkeypatch.chdir(tmp_path)
     (made := tmp_path / "made").mkdir()
     refused(pickled(tmp_path / "a.ckpt", program), made / "out")
@@ -148,7 +148,7 @@ def test_handwritten_pickles_run_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     convert(str(path), made / "out", tokenizer="bytes")  # the constructors are as they were
 
 
-def test_shared_parts_do_not_unfold(tmp_path: Path) -> None:
+def test_shared_parts_are_read_once(tmp_path: Path) -> None:
     tree: Any = {"x": 1}
     for _ in range(60):
         tree = {"a": tree, "b": tree}
@@ -198,7 +198,7 @@ def test_wrong_names_shapes_and_lists(tmp_path: Path, out: Path) -> None:
     refused(save(path, what), out, "layers 3", "have 2")
 
 
-def test_vocabularies_must_fit(tmp_path: Path, out: Path) -> None:
+def test_the_vocabulary_must_match(tmp_path: Path, out: Path) -> None:
     path = save(tmp_path / "a.ckpt", content())
     words = tokenizer("bpe:300", ["the cat and the dog and a cat " + chr(200 + i) * 9 for i in range(50)])
     (tmp_path / "words").mkdir()
@@ -207,7 +207,7 @@ def test_vocabularies_must_fit(tmp_path: Path, out: Path) -> None:
     refused(path, out, "has no tokenizer", "--tokenizer", tokenizer=None)
 
 
-def test_systems_are_read_or_asked_for_and_never_guessed(tmp_path: Path, out: Path) -> None:
+def test_systems_come_from_the_file_or_an_option(tmp_path: Path, out: Path) -> None:
     path = tmp_path / "a.ckpt"
     for name in ("duo", "duo_base", "distillation"):
         refused(save(path, content(algo={"name": name})), out, "Duo", repr(name))
@@ -270,7 +270,7 @@ def test_hugging_face_folders(tmp_path: Path, out: Path) -> None:
     refused(hf, out.with_name("other"), "damaged", system="mdlm")
 
 
-def test_a_model_is_replaced_also_after_a_kill_in_the_last_moment(tmp_path: Path, out: Path) -> None:
+def test_a_model_is_replaced_after_an_earlier_process_was_killed(tmp_path: Path, out: Path) -> None:
     path = save(tmp_path / "a.ckpt", content())
     convert(str(path), out, tokenizer="bytes")
     shutil.copytree(out, out.with_name(f".{out.name}.old"))
@@ -278,12 +278,12 @@ def test_a_model_is_replaced_also_after_a_kill_in_the_last_moment(tmp_path: Path
     assert not list(out.parent.glob(".*"))
 
 
-def test_only_models_are_replaced_and_no_parents_are_left(tmp_path: Path) -> None:
+def test_only_models_are_replaced_and_no_empty_parents_stay(tmp_path: Path) -> None:
     path = save(tmp_path / "a.ckpt", content())
     (mine := tmp_path / "mine").mkdir()
-    (mine / "notes.txt").write_text("dear")
+    (mine / "notes.txt").write_text("keep me")
     refused(path, mine, "exists", force=True)
-    assert (mine / "notes.txt").read_text() == "dear"
+    assert (mine / "notes.txt").read_text() == "keep me"
     with pytest.raises(ValueError, match="--system"):
         convert(str(path), tmp_path / "new" / "deep" / "out", "mdlm", tokenizer="bytes")
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""The real lm-evaluation-harness on small local tasks, with the likelihoods of `esolm score`."""
+"""The lm-evaluation-harness on small local tasks gives the likelihoods of `esolm score`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_likelihoods_are_those_of_esolm_score(
 
 
 @pytest.mark.parametrize(("name", "estimator"), [("esolm", "iw"), ("mdlm", "nelbo"), ("bd3lm", "nelbo")])
-def test_the_batch_size_does_not_matter(home: Path, name: str, estimator: str) -> None:
+def test_likelihoods_do_not_depend_on_the_batch_size(home: Path, name: str, estimator: str) -> None:
     pairs = [("To", " be"), ("or", " not"), ("", "to be"), ("that is", " it")] * 2
     found = []
     for size in (1, 3, 32):
@@ -183,7 +183,7 @@ def test_the_module_runs_the_command_line_of_the_harness(home: Path) -> None:
     assert "|last" in found.stdout
 
 
-def test_generation_stops_where_it_is_told(home: Path) -> None:
+def test_generation_stops_at_the_stop_text(home: Path) -> None:
     lm = HarnessModel(str(home / "esolm"), device="cuda:0", batch_size="auto")  # as the command line says by default
     requests = instances(
         "generate_until",

@@ -43,7 +43,7 @@ def model(name: str, **options: Any) -> LanguageModel:
 
 
 def masked(batch: int = 3) -> torch.Tensor:
-    """Texts with every other token masked, and one that is nothing but masks."""
+    """Texts with every other token masked; the first is all masks."""
     x = toy.text(batch, L, 90)
     x[:, ::2] = BYTES.mask_id
     x[0] = BYTES.mask_id
@@ -94,7 +94,7 @@ def test_tokenizers_agree(tmp_path: Path) -> None:
     assert set(words(text)) == {"input_ids", "attention_mask"}
 
 
-def test_the_card_says_what_it_is_and_its_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_describes_the_model_and_its_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run", "esolm", alpha_0=0.25)
     cli.main(["export", str(run), str(tmp_path / "model-1")])
     card = (tmp_path / "model-1" / "README.md").read_text()
@@ -143,7 +143,7 @@ def test_the_card_of_the_bundled_model_runs_and_is_what_make_model_writes(
     assert card == export.card(esolm.load("books"), export.describe(folder, "ema", "best"), folder) + own
 
 
-def test_an_export_of_a_conversion_keeps_what_is_known(tmp_path: Path) -> None:
+def test_an_export_of_a_conversion_keeps_its_origin(tmp_path: Path) -> None:
     cli.main(["convert", str(GOLDEN / "lightning_tiny.ckpt"), str(tmp_path / "a")])
     assert cli.main(["export", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert "converted from | `lightning_tiny.ckpt`" in (tmp_path / "b" / "README.md").read_text()
@@ -170,7 +170,7 @@ def test_a_given_order_gives_the_authors_logits(tmp_path: Path) -> None:
     torch.testing.assert_close(found(golden["xt"], sigma=sigma).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_logits_are_about_the_token_at_their_position() -> None:
+def test_logits_predict_the_token_at_their_position() -> None:
     x = toy.text(3, L, 90)
     ar = model("ar")
     nats = ar.system.terms(ar.net, Batch(x), Randomness(0), False)[0].nats
@@ -202,10 +202,10 @@ def test_padding_is_not_seen(name: str, options: dict[str, str], side: str) -> N
     lm, x = model(name, **options), masked()
     valid = torch.ones_like(x)
     valid[1, slice(4, None) if side == "right" else slice(0, 4)] = 0
-    for fill in (7, 9):
-        y = torch.where(valid.bool(), x, fill)
+    for pad in (7, 9):
+        y = torch.where(valid.bool(), x, pad)
         found = hf.wrap(lm)(y, attention_mask=valid).logits
-        if fill == 7:
+        if pad == 7:
             first = found
     torch.testing.assert_close(found[valid.bool()], first[valid.bool()], rtol=1e-5, atol=1e-6)
     if side == "right":
@@ -271,7 +271,7 @@ def test_a_folder_that_pads_with_eos_still_loads_and_can_be_exported_again(tmp_p
     assert words.pad_token_id == words.mask_token_id != words.eos_token_id
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_wrong_inputs_are_refused(tmp_path: Path) -> None:
     found = hf.wrap(model("mdlm"))
     x = masked()
     with pytest.raises(ValueError, match="mlm=False"):
@@ -287,7 +287,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         hf.EsoLMForMaskedLM(hf.EsoLMConfig.from_dict(config))
 
 
-def test_orders_and_checkpointing_change_nothing_else() -> None:
+def test_default_order_and_gradient_checkpointing() -> None:
     lm = model("esolm", loss="any_order")
     found, x = hf.wrap(lm), masked()
     sigma = order.sort(order.groups(x == BYTES.mask_id, None, None), torch.arange(L)[None] / L)

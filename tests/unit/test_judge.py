@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_nats_are_those_of_each_text_alone(folder: str) -> None:
+def test_nats_do_not_depend_on_the_batch(folder: str) -> None:
     outside = load_causal(folder)
     texts = ["a longer text", "b", "", "two words"]
     nats, counts, long_texts = judged_nats(outside, texts, batch_size=3)
@@ -49,7 +49,7 @@ def test_nats_are_those_of_each_text_alone(folder: str) -> None:
     assert nats[0] > 1
 
 
-def test_the_report_of_a_file(folder: str, tmp_path) -> None:
+def test_judge_of_a_file(folder: str, tmp_path) -> None:
     file = tmp_path / "samples.jsonl"
     samples = [{"text": text, "tokens": [*text.encode()]} for text in ("aaaa", "abcd")]
     file.write_text("\n".join(map(json.dumps, samples)))
@@ -60,7 +60,7 @@ def test_the_report_of_a_file(folder: str, tmp_path) -> None:
     assert found["bits_per_byte"] == pytest.approx(found["nats"] / math.log(2))
 
 
-def test_one_sample_has_no_error(folder: str, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_sample_has_no_standard_error(folder: str, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "samples.jsonl"
     file.write_text(json.dumps({"text": "abcd", "tokens": [1, 2, 3, 4]}))
     assert cli.main(["judge", str(file), folder, "--json"]) == 0
@@ -127,6 +127,6 @@ def test_only_empty_texts_are_an_error(folder: str, tmp_path, capsys: pytest.Cap
     file = tmp_path / "samples.jsonl"
     file.write_text('{"text": "", "tokens": []}\n{"text": "", "tokens": []}\n')
     assert cli.main(["judge", str(file), folder, "--json"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "none of the 2 texts" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "none of the 2 texts" in printed.err

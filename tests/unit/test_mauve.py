@@ -1,4 +1,4 @@
-"""MAUVE: the frontier of known histograms, the score of known features, and what `esolm mauve` says of files."""
+"""MAUVE of known histograms and features, and `esolm mauve` on files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shares(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def test_equal_histograms_have_all_of_the_area_and_disjoint_ones_hardly_any() -> None:
+def test_area_of_equal_and_of_disjoint_histograms() -> None:
     p = shares(0.2, 0.3, 0.5, 0.0)
     assert frontier_area(p, p) == pytest.approx(1.0)
     assert frontier_area(shares(1, 0), shares(0, 1)) < 0.01
@@ -150,7 +150,7 @@ def gpt2(bert: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_an_encoder_is_averaged_over_the_tokens_of_each_text_alone(bert: str) -> None:
+def test_encoder_features_are_means_over_the_tokens_of_each_text(bert: str) -> None:
     embed = Embedder(bert)
     some = ["the cat", "", "one two on the road", "cat " * 30]
     found = embed(some, 3)
@@ -161,7 +161,7 @@ def test_an_encoder_is_averaged_over_the_tokens_of_each_text_alone(bert: str) ->
         torch.testing.assert_close(row, mean / mean.norm(), atol=1e-5, rtol=1e-4)
 
 
-def test_of_a_causal_model_the_last_token_counts(gpt2: str) -> None:
+def test_causal_features_are_the_state_of_the_last_token(gpt2: str) -> None:
     embed = Embedder(gpt2)
     found = embed(["the cat", "one two on the road"], 2)
     with torch.no_grad():
@@ -191,7 +191,7 @@ def test_few_references_leave_no_ceiling(bert: str, tmp_path: Path) -> None:
     assert (found["references"], found["ceiling"]) == (30, None)
 
 
-def test_references_are_valid_sequences_cut_as_samples_are(tmp_path: Path) -> None:
+def test_references_are_validation_sequences_cut_like_samples(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("train " * 50)
     (tmp_path / "valid.txt").write_text("\n".join(f"{i:02d} valid" + " and so on" * (i % 2) for i in range(20)))
     spec = {"tokenizer": "bytes", "length": 16, "lines": True, "valid": f"text:{tmp_path}/valid.txt"}
@@ -213,7 +213,7 @@ def test_lines_are_not_split_inside_a_text(tmp_path: Path) -> None:
     assert reference_texts(tmp_path / "a.jsonl", 2, 1, 0) == ["a\u2028b\x85c"]
 
 
-def test_what_cannot_be_scored_says_what_to_do(bert: str, tmp_path: Path) -> None:
+def test_errors_name_the_file_or_the_option(bert: str, tmp_path: Path) -> None:
     good, few = write(tmp_path / "good.jsonl", texts(40, 0)), write(tmp_path / "few.jsonl", texts(3, 0))
     (bad := tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n')
     for arguments, message in (
@@ -231,7 +231,7 @@ def test_what_cannot_be_scored_says_what_to_do(bert: str, tmp_path: Path) -> Non
             mauve(*arguments)
 
 
-def test_an_encoder_with_a_decoder_is_no_embedder(bert: str, tmp_path: Path) -> None:
+def test_encoder_decoder_models_are_refused(bert: str, tmp_path: Path) -> None:
     import transformers
 
     transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
@@ -241,7 +241,7 @@ def test_an_encoder_with_a_decoder_is_no_embedder(bert: str, tmp_path: Path) -> 
         Embedder(str(tmp_path))
 
 
-def test_weights_that_are_missing_are_not_made_up(bert: str, tmp_path: Path) -> None:
+def test_missing_weights_are_an_error(bert: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(bert, folder := tmp_path / "bert")
@@ -257,7 +257,7 @@ def test_weights_that_are_missing_are_not_made_up(bert: str, tmp_path: Path) -> 
         Embedder(str(folder))
 
 
-def test_a_missing_extra_is_named(bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"esolm\[hf\]"):
         Embedder(bert)

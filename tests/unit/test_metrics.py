@@ -1,4 +1,4 @@
-"""n-gram perplexities approach those of the source that the tokens come from."""
+"""n-gram perplexities approach that of the source of the tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def chain(rng: np.random.Generator, n: int, length: int, vocab: int, table: np.n
     return tokens
 
 
-def test_bigram_finds_a_markov_chain_and_unigram_does_not():
+def test_bigram_perplexity_approaches_that_of_a_markov_chain():
     rng = np.random.default_rng(0)
     table = rng.dirichlet(np.full(6, 0.2), 6)
     train, held_out = chain(rng, 4000, 30, 6, table), chain(rng, 500, 30, 6, table)

@@ -1,4 +1,4 @@
-"""Molecules: what counts as one, as the same and as new, by hand; the training file may be written in any way."""
+"""Molecules: validity, uniqueness, novelty and size against values computed by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_rates_by_hand(tmp_path: Path) -> None:
     assert list(molecules(file)) == [key for key in expected if "novelty" not in key and "whole" not in key]
 
 
-def test_a_sample_is_whole_from_the_size_of_the_smallest_hundredth(tmp_path: Path) -> None:
+def test_a_sample_is_whole_from_the_first_percentile_of_sizes_on(tmp_path: Path) -> None:
     """Of 200 training molecules with 1 to 200 atoms the smallest two are below; the third is as small as whole is."""
     (tmp_path / "train.smi").write_text("".join("C" * n + "\n" for n in range(1, 201)))
     file = samples(tmp_path / "s.jsonl", "C", "CC", "CCC", "CCN", "CCCC(", "O" + "C" * 300)
@@ -50,7 +50,7 @@ def test_a_sample_is_whole_from_the_size_of_the_smallest_hundredth(tmp_path: Pat
     assert (found["validity"], found["whole"]) == (5 / 6, 3 / 6)
 
 
-def test_the_prompt_may_be_left_out(tmp_path: Path) -> None:
+def test_the_field_prediction_leaves_out_the_prompt(tmp_path: Path) -> None:
     file = tmp_path / "s.jsonl"
     file.write_text(json.dumps({"text": ">CCO", "prediction": "CCO", "tokens": [1]}))
     assert [molecules(str(file), field=field)["validity"] for field in ("text", "prediction")] == [0, 1]
@@ -59,18 +59,18 @@ def test_the_prompt_may_be_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spellings", [ETHANOL, PYRIDINE])
-def test_one_molecule_however_it_is_written(spellings: tuple[str, ...]) -> None:
+def test_spellings_of_one_molecule_are_equal(spellings: tuple[str, ...]) -> None:
     assert {*parsed(spellings)} == {Molecule(spellings[0], 3 if spellings is ETHANOL else 6)}
 
 
 @pytest.mark.parametrize(
     "text", ["", " ", "CC O", "CCO name", " CCO", "CCO\n", "C\0C", "C\ufffd", "Ç", "CC(", "C1CC", "[Xx]", "cc", "hello"]
 )
-def test_what_is_no_molecule(text: str) -> None:
+def test_invalid_molecules(text: str) -> None:
     assert parsed([text]) == [None]
 
 
-def test_nothing_is_logged_and_logging_comes_back(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rdkit_logging_is_off_while_parsing(capfd: pytest.CaptureFixture[str]) -> None:
     from rdkit import Chem
 
     assert parsed(["c1ccncc", "F(F)F"]) == [None, None]
@@ -86,7 +86,7 @@ def test_no_valid_sample_has_no_uniqueness(tmp_path: Path) -> None:
     assert all(found[key] is None for key in ("uniqueness", "uniqueness_stderr", "novelty", "atoms", "atoms_stderr"))
 
 
-def test_the_error_is_about_the_spread_of_repeated_draws() -> None:
+def test_the_standard_error_is_the_spread_of_repeated_draws() -> None:
     """300 draws from 3000 molecules, 400 times: the errors given and the spread of the shares, within a fifth."""
     rng = random.Random(0)
     shares = [share("x", len({rng.randrange(3000) for _ in range(300)}), 300) for _ in range(400)]
@@ -106,9 +106,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "validity               0.75\n" in capsys.readouterr().out
     (tmp_path / "t.smi").write_text("C\n")
     assert cli.main(["molecules", file, "--train", str(tmp_path / "t.smi"), "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out) == molecules(file, str(tmp_path / "t.smi"))
-    assert said.err == ""
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == molecules(file, str(tmp_path / "t.smi"))
+    assert printed.err == ""
 
 
 @pytest.mark.parametrize("content", [None, "", "CCO\n", '{"text": "CCO"}'])
@@ -121,7 +121,7 @@ def test_wrong_samples_name_the_file_and_the_command(tmp_path: Path, content: st
 
 
 @pytest.mark.parametrize("content", [None, b"", b"SMILES,SPLIT\nCCO,train\n", b"\xff\xfe"])
-def test_wrong_training_files_say_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+def test_wrong_training_files_are_named(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "train.csv"
     if content is not None:
         file.write_bytes(content)
@@ -129,7 +129,7 @@ def test_wrong_training_files_say_what_to_do(tmp_path: Path, content: bytes | No
         known(file)
 
 
-def test_without_rdkit_it_says_what_to_install(
+def test_without_rdkit_the_error_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "rdkit", None)

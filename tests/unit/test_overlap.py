@@ -1,4 +1,4 @@
-"""ROUGE as the field computes it, BERTScore by hand, and what `esolm overlap` prints."""
+"""ROUGE against the `rouge_score` package, BERTScore by hand, and `esolm overlap`."""
 
 from __future__ import annotations
 
