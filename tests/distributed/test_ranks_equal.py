@@ -1,7 +1,7 @@
-"""Any number of processes trains as one process does: the same losses, gradients, averages and bounds.
+"""Any number of processes gives the losses, gradients, averages and bounds of one process.
 
-Times, masks and orders belong to examples and dropped units to passes, so that with the same passes the runs differ by
-the order of sums only. The tolerance is that of float32 sums after the stated number of AdamW steps.
+Times, masks and orders belong to examples and dropout to micro-batches, so with equal micro-batches the runs differ
+only by the order of sums. The tolerance is that of float32 sums after the stated number of AdamW steps.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_four_processes_with_uneven_shards(four, data, tmp_path):
     [("fsdp", 0.25), *(pytest.param(*p, marks=pytest.mark.slow) for p in (("ddp", 0.25), ("fsdp", 0.7)))],
 )
 def test_a_pass_without_an_example_of_one_term_keeps_step(two, data, tmp_path, parallel, kappa):
-    """Passes of two at these shares have one term here and both there."""
+    """With these shares some micro-batches have rows of one term and some of both."""
     check(two, data, tmp_path, "esolm", f"--compute.parallel={parallel}", f"--system.kappa={kappa}")
 
 

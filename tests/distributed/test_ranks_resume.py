@@ -1,4 +1,4 @@
-"""Checkpoints that several processes write: read by any number of them, complete or absent, and by `esolm.load`."""
+"""Checkpoints of several processes: atomic, and readable by any number of processes and by `esolm.load`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def halfway(data: Path, run: Path, parallel: str) -> list[str]:
 
 
 def only_half(run: Path, target: Path) -> Path:
-    """A copy of a run as it was when its first checkpoint was complete."""
+    """A copy of a run at its first checkpoint."""
     shutil.copytree(run, target)
     for step in checkpoint.list_steps(root := target / "checkpoints")[1:]:
         shutil.rmtree(root / checkpoint.name_of(step))
@@ -111,15 +111,15 @@ def test_a_full_disk_stops_all_and_leaves_no_trace(two, data, tmp_path):
 
 
 def torchrun(argv: list[str], flaw: tuple, restarts: int = 0) -> subprocess.Popen:
-    """Two processes, of which one has a flaw: rank, function of checkpoint.py, call, seconds (0: it dies there)."""
+    """Start two processes, one with a flaw: rank, function of checkpoint.py, call, seconds to sleep (0: killed)."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     words += [f"--max_restarts={restarts}", "--", str(HERE), *map(str, flaw), *argv]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-def test_a_rank_killed_inside_a_checkpoint_and_torchrun_goes_on(one, data, tmp_path):
-    """Rank 1 dies while it hashes its part of the second checkpoint; the first one is whole, and the job resumes."""
+def test_torchrun_resumes_after_a_rank_was_killed_inside_a_checkpoint(one, data, tmp_path):
+    """Rank 1 is killed while it hashes its part of the second checkpoint; the job resumes from the first."""
     argv = halfway(data, tmp_path / "run", "fsdp")
     process = torchrun(argv, (1, "_describe", 2, 0), restarts=1)
     said, _ = process.communicate(timeout=500)
@@ -150,7 +150,7 @@ def test_a_rank_that_hangs_ends_the_job_after_the_time_out(data, tmp_path):
     process = torchrun(argv, (1, "_describe", 1, 1000))
     said, _ = process.communicate(timeout=500)
     assert process.returncode == 1
-    assert "did not answer within the 15 s of compute.timeout" in said
+    assert "15 s of compute.timeout" in said
     assert time.monotonic() - begin < 200
 
 

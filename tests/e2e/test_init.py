@@ -1,4 +1,4 @@
-"""`esolm train --init`: a run that starts from weights, of any form, and resumes as exactly as any other."""
+"""`esolm train --init`: a run that starts from the weights of a run, checkpoint or model, and resumes exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NET = ("--net.layers", "--net.width", "--net.heads", "--net.cond_width")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
-    """Data, and a run on it to start from."""
+    """A folder with data and a run to start from."""
     home = tmp_path_factory.mktemp("init")
     assert cli.main(tiny.command(tiny.make_data(home / "data"), home / "first")) == 0
     return home
@@ -45,7 +45,7 @@ def failing(capsys, argv: list[str]) -> str:
     return capsys.readouterr().err
 
 
-def test_the_first_weights_are_those_of_any_form(home, tmp_path):
+def test_the_initial_weights_are_those_of_a_run_checkpoint_or_model(home, tmp_path):
     assert cli.main(["export", str(home / "first"), str(tmp_path / "exported")]) == 0
     best = checkpoint.best(home / "first" / "checkpoints")
     expected = checkpoint.load(best, "ema")
@@ -55,7 +55,7 @@ def test_the_first_weights_are_those_of_any_form(home, tmp_path):
     assert esolm.load(tmp_path / "model").net.config.layers == 2
 
 
-def test_it_learns_on(home, tmp_path):
+def test_training_continues_from_the_weights(home, tmp_path):
     assert cli.main(command(home, tmp_path / "run", home / "first", "--optim.warmup=0")) == 0
     losses = [record["loss"] for record in tiny.outcome(tmp_path / "run")[1] if "loss" in record]
     first = [record["loss"] for record in tiny.outcome(home / "first")[1] if "loss" in record]

@@ -2,9 +2,9 @@
 
 A perfect network reaches the source's own likelihood under each of these bounds (the conditionals of any order are
 then exact, so Jensen's inequality is tight). After a few hundred steps each comes within the margin of it, stated per
-system in nats per token, and none beats it by more than 3 standard errors of the paired difference: a loss that sees
-what it predicts, or forgets a token, would. The draws are fixed; with others a perfect network would fail in 0.14 % of
-the cases, and these are not perfect.
+system in nats per token, and none beats it by more than 3 standard errors of the paired difference, as a loss would
+that sees its target or omits a token. The draws are fixed; with others a perfect network would fail in 0.14 % of
+the cases.
 
 Shapes: B batch, L length, K states.
 """
@@ -99,7 +99,7 @@ def test_comes_close_to_the_source_and_does_not_beat_it(name: str) -> None:
     print(f"{name}: {mean:+.4f} +- {error:.4f} nats per token over {chain.nats(x).mean().item() / L:.4f}")
     assert mean < margin
     assert mean > -3 * error
-    assert error < margin / 4  # so that both mean something
+    assert error < margin / 4  # otherwise both assertions are too weak
 
 
 def test_the_source_is_neither_trivial_nor_noise() -> None:

@@ -1,4 +1,4 @@
-"""Killed, interrupted, damaged or out of disk: a run goes on as if nothing had been, or says why it cannot."""
+"""A run that was killed, interrupted or out of disk space resumes exactly; a damaged or foreign one is refused."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory) -> Path:
-    """A run that nothing interrupted."""
+    """A run without interruption."""
     run = tmp_path_factory.mktemp("whole") / "run"
     assert cli.main(tiny.command(data, run)) == 0
     return run
 
 
-def test_info_tells_how_far_a_run_is_and_what_it_reached(whole, capsys):
+def test_info_reports_step_and_validations(whole, capsys):
     capsys.readouterr()
     assert cli.main(["info", str(whole), "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
@@ -49,7 +49,7 @@ def spawn(argv: list[str], function: str = "-", call: int = 0) -> subprocess.Pop
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_the_same_command_goes_on(data, whole, tmp_path, monkeypatch, capsys, number, code):
+def test_a_signal_saves_and_the_same_command_resumes(data, whole, tmp_path, monkeypatch, capsys, number, code):
     command = tiny.command(data, tmp_path / "run")
     with monkeypatch.context() as patch:
         tiny.interrupt_after(patch, 6, number)
@@ -127,7 +127,7 @@ def test_sigint_to_the_process(data, whole, tmp_path):
     assert len(checkpoint.list_steps(tmp_path / "run" / "checkpoints")) == 1
 
 
-def test_a_finished_run_says_so_and_steps_may_be_raised(data, whole, tmp_path, capsys):
+def test_steps_of_a_finished_run_may_be_raised(data, whole, tmp_path, capsys):
     shutil.copytree(whole, tmp_path / "run")
     before = tiny.contents(tmp_path / "run")
     assert cli.main(tiny.command(data, tmp_path / "run")) == 0
@@ -154,7 +154,7 @@ def test_a_finished_cosine_run_suggests_what_is_possible(data, tmp_path, capsys)
     assert cli.main([*words, f"--init={run}", f"--run={tmp_path / 'next'}"]) == 0
 
 
-def test_recomputed_blocks_may_begin_on_the_way(data, whole, tmp_path, monkeypatch, capsys):
+def test_a_resumed_run_may_recompute_blocks(data, whole, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         tiny.interrupt_after(patch, 5)
         assert cli.main(tiny.command(data, tmp_path / "run")) == 130
@@ -164,7 +164,7 @@ def test_recomputed_blocks_may_begin_on_the_way(data, whole, tmp_path, monkeypat
 
 
 def refused(run: Path, capsys, command: list[str], *words: str) -> None:
-    """The command fails with one line that has these words, and changes nothing."""
+    """Check that the command fails with one line that contains these words, and changes nothing."""
     before = tiny.contents(run)
     capsys.readouterr()
     assert cli.main(command) == 2
@@ -234,7 +234,7 @@ def test_metrics_cut_short_or_a_foreign_folder_are_refused(data, whole, tmp_path
     refused(mine, capsys, tiny.command(data, mine), "is not a run of esolm")
 
 
-def test_a_full_disk_overwrites_nothing_and_the_run_goes_on_later(data, whole, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_overwrites_nothing_and_the_run_resumes(data, whole, tmp_path, monkeypatch, capsys):
     original = checkpoint._write
 
     def full(path, tensors):

@@ -1,4 +1,4 @@
-"""Processes that stay connected over gloo and do one job after another; as a script, a rank of torchrun with a flaw."""
+"""Processes connected over gloo that run one function after another. As a script: a rank of torchrun that fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from esolm.storage import checkpoint
 
 
 def work(rank: int, world: int, store: str, inbox: Any, outbox: Any) -> None:
-    """The life of one process."""
+    """Run the functions that arrive in the inbox."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     while True:
@@ -36,7 +36,7 @@ def work(rank: int, world: int, store: str, inbox: Any, outbox: Any) -> None:
 
 
 class Crew:
-    """`world` processes; a call runs a function of a module in all of them and gives their results by rank."""
+    """`world` processes; a call runs a function in all of them and returns their results by rank."""
 
     def __init__(self, world: int, folder: Path) -> None:
         context = mp.get_context("spawn")
@@ -66,7 +66,7 @@ class Crew:
 
 
 def command(argv: list[str], flaw: str = "") -> tuple[int, str, str]:
-    """Exit code, output and errors of an `esolm` command in this process; a flaw but `chunked` is of rank 1 only."""
+    """Exit code, output and errors of an `esolm` command in this process. flaw: on rank 1 only, except `chunked`."""
     out, err = io.StringIO(), io.StringIO()
     code, whole, describe = distributed.code, head.WHOLE, checkpoint._describe
     if flaw == "chunked":
@@ -90,12 +90,12 @@ def command(argv: list[str], flaw: str = "") -> tuple[int, str, str]:
 
 
 def full(path: Path) -> None:
-    """What a disk says when there is no room."""
+    """Fail as on a full disk."""
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def deadly(function: str, call: int, sleep: float) -> None:
-    """The named function of checkpoint.py ends this process, or makes it sleep, at its n-th call."""
+    """Kill this process, or let it sleep, at the n-th call of the named function of checkpoint.py."""
     original, calls = getattr(checkpoint, function), [0]
 
     def flawed(*args: Any, **kwargs: Any) -> Any:

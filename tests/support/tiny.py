@@ -1,4 +1,4 @@
-"""A data folder, a command and systems so small that a run takes a second; as a script, a run that kills itself."""
+"""Data, commands and systems so small that a run takes a second. As a script: a run that kills itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_data(folder: Path, seed: int = 0, length: int = LENGTH) -> Path:
 
 
 def interrupt_after(monkeypatch, step: int, number: int = signal.SIGINT) -> None:
-    """The signal arrives in the middle of a step."""
+    """Raise the signal in the middle of a step."""
     original = trainer.accumulate
 
     def interrupted(net, system, source, index, *rest):
@@ -61,7 +61,7 @@ def interrupt_after(monkeypatch, step: int, number: int = signal.SIGINT) -> None
 
 
 def command(data: Path, run: Path, *more: str) -> list[str]:
-    """`train …` for a run of 12 steps with a line each, validation and a checkpoint every 4."""
+    """The words of `esolm train` for 12 logged steps, with validation and a checkpoint every 4."""
     options = {
         "data": data, "run": run, "steps": 12, "log_every": 1, "net.layers": 2, "net.width": 16, "net.heads": 2,
         "net.cond_width": 8, "net.dropout": 0.1, "batch.size": 8, "batch.micro": 4, "optim.lr": 0.01,
@@ -72,7 +72,7 @@ def command(data: Path, run: Path, *more: str) -> list[str]:
 
 
 def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict]]:
-    """All tensors of the last checkpoint, and metrics.jsonl without its times."""
+    """All tensors of the last checkpoint, and the records of metrics.jsonl without their times."""
     folder = checkpoint.latest(run / "checkpoints")
     assert folder is not None
     tensors = {f"{path.stem}/{k}": t for path in folder.glob("*.safetensors") for k, t in load_file(path).items()}
@@ -81,7 +81,7 @@ def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict]]:
 
 
 def assert_same(one: Path, other: Path) -> None:
-    """Both runs ended with the same bits."""
+    """Check that both runs ended with the same bits."""
     (a, a_records), (b, b_records) = outcome(one), outcome(other)
     assert a_records == b_records
     assert a.keys() == b.keys()
@@ -89,7 +89,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """A hash of every file below a folder."""
+    """The SHA-256 of every file below a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
@@ -114,7 +114,7 @@ class Exploding(System):
 
 
 def kill_inside(function: str, call: int) -> None:
-    """From its n-th call on, the named function of checkpoint.py does its work and then gets SIGKILL."""
+    """Kill this process after the n-th call of the named function of checkpoint.py."""
     original, calls = getattr(checkpoint, function), [0]
 
     def deadly(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""The moving average equals its recurrence, and lends its weights without keeping them."""
+"""The averaged weights follow their recurrence, and `applied` restores the network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_equals_the_recurrence_with_warm_up():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_applied_lends_the_averaged_weights(dtype):
+def test_applied_uses_the_averaged_weights_inside_the_block(dtype):
     net = nn.Linear(3, 2).to(dtype)
     ema = Ema(net, 0.99)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""`esolm plan`: its figures are those of small runs that are measured."""
+"""`esolm plan`: its figures agree with measurements of small runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def made(name: str, **options: Any) -> Any:
 
 
 def kept(net: Denoiser, system: Any, x: Tensor, precision: str) -> int:
-    """Bytes of all tensors that the backward pass needs, the parameters apart."""
+    """Bytes of all tensors saved for the backward pass, without the parameters."""
     own = {p.untyped_storage().data_ptr() for p in net.parameters()}
     storages: dict[int, Tensor] = {}
 
