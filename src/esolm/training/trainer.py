@@ -79,10 +79,13 @@ class Trainer:
             session = Session(self.config, ranks)
             path = session.run / "metrics.jsonl"
             with ranks.everywhere(lambda: runs.NoMetrics() if ranks.rank else runs.Metrics(path)) as metrics:
-                session.restore(console)
+                session.restore()
                 if session.finished:
                     console.print(session.advice())
                 else:
+                    if session.folder is not None:
+                        notes = "".join(f"; {note}" for note in session.notes)
+                        console.print(f"resuming from {session.folder}{notes}")
                     with suppress(GeneratorExit):  # the caller left the loop, and the session has saved
                         yield from session.train(metrics, console)
         self.outcome = session.outcome()
@@ -131,7 +134,7 @@ class Session:
         """Whether all steps are done."""
         return self.learner.step >= self.config.steps
 
-    def restore(self, console: Console) -> None:
+    def restore(self) -> None:
         """Load the last checkpoint, if there is one."""
         self.folder = self.ranks.once(lambda: checkpoint.latest(self.run / "checkpoints"))
         if self.folder is None:
@@ -139,7 +142,6 @@ class Session:
         threads = self.learner.restore(self.folder, self.identity, self.ranks)["threads"]
         if (now := torch.get_num_threads()) != threads and self.compute.device == "cpu":
             self.notes.append(f"it used {threads} threads and now uses {now}, so sums may round differently")
-        console.print(f"resuming from {self.folder}{''.join(f'; {note}' for note in self.notes)}")
         self.mark = (self.learner.tokens, self.learner.seconds)
         step = self.learner.step
         past = [each for each in runs.read_metrics(self.run) if "validation" in each and each["step"] <= step]
