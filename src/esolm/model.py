@@ -287,11 +287,20 @@ class LanguageModel:
         firsts: range,
     ) -> Iterator[Event]:
         for number, first in enumerate(firsts):
+            begin = time.perf_counter()
             request, schedule, rng = batch(first) if number else begun[0]
             tokens = torch.where(request.given, request.x.cpu(), self.system.mask_id)
             if not schedule.nfe.any():  # all of this batch is given: one event that commits nothing
                 none = torch.zeros(len(tokens), 0, dtype=torch.long)
-                yield Event(0, schedule.sizes.shape[1], Step(none, none, none.bool()), tokens, schedule, first)
+                yield Event(
+                    0,
+                    schedule.sizes.shape[1],
+                    Step(none, none, none.bool()),
+                    tokens,
+                    schedule,
+                    first,
+                    time.perf_counter() - begin,
+                )
                 continue
             iterator = self.system.sample(self.net, request, schedule, rng)
             for k in range(1 << 62):
@@ -304,7 +313,8 @@ class LanguageModel:
                     break
                 row, column = step.drawn.nonzero(as_tuple=True)
                 tokens[row, step.position[row, column]] = step.token.cpu()[row, column]
-                yield Event(k, schedule.sizes.shape[1], step, tokens, schedule, first)
+                yield Event(k, schedule.sizes.shape[1], step, tokens, schedule, first, time.perf_counter() - begin)
+                begin = time.perf_counter()
 
     def _request(self, rows: Sequence[Row], longest: int, options: SamplingOptions) -> Request:
         lengths = torch.tensor([len(row) for row in rows])
@@ -315,14 +325,14 @@ class LanguageModel:
 
 def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Samples:
     """Run a stream to its end. cut: the text ends at the first end-of-sequence token that was generated."""
-    begin, passes, last, speculative = time.perf_counter(), 0, {}, False
+    passes, last, seconds, speculative = 0, dict[int, Event](), 0.0, False
     work: dict[int, Tensor] = {}
     for event in events:
         last[event.first] = event
         passes += event.committed.drawn.shape[1] > 0
         work[event.first] = tally(event.committed) + work.get(event.first, 0)
+        seconds += event.seconds
         speculative |= event.committed.drafts is not None
-    seconds = time.perf_counter() - begin
     texts, tokens, steps = [], [], []
     for event in last.values():
         schedule = event.schedule

@@ -1,6 +1,7 @@
-"""The command line: one file a command, each with `run(argv) -> int`. May import every other package.
+"""The command line: one file per command, each with `run(argv) -> int`. May import every other package.
 
-A command's module is imported when the command runs, so that `esolm --help` answers at once.
+A command's module is imported when the command runs, and PyTorch after its options are parsed, so that `--help` answers
+at once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,32 @@ COMMANDS = {
 def usage() -> str:
     """All commands, a line each."""
     lines = [f"  {word:11} {summary}" for word, summary in COMMANDS.items()]
-    return "usage: esolm COMMAND …\n\n" + "\n".join(lines) + "\n\nesolm COMMAND --help lists the options of a command."
+    last = "esolm COMMAND --help lists the options of a command. --import MODULE, in any command, imports a module first."
+    return "usage: esolm COMMAND …\n\n" + "\n".join(lines) + f"\n\n{last}"
+
+
+def import_modules(words: Sequence[str]) -> list[str]:
+    """Import the MODULE of each `--import MODULE`, also from the working directory, and return the other words."""
+    rest, waiting = list[str](), iter(words)
+    for word in waiting:
+        option, equals, module = word.partition("=")
+        if option != "--import":
+            rest.append(word)
+            continue
+        module = module if equals else next(waiting, "")
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            importlib.import_module(module)
+        except (ImportError, ValueError) as error:
+            raise ValueError(f"--import {module}: {error or 'give the name of a module'}") from error
+    return rest
+
+
+def _unknown(word: str) -> str:
+    from .parsing import nearest
+
+    return f"no command {word!r}{nearest(word, COMMANDS) or ':'} The commands are {', '.join(COMMANDS)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,8 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     try:
-        if words[0] not in COMMANDS:
-            raise ValueError(f"no command {words[0]!r}: choose {', '.join(COMMANDS)}")
+        words = import_modules(words)
+        if not words or words[0] not in COMMANDS:
+            raise ValueError(_unknown(words[0] if words else ""))
         return importlib.import_module(f"esolm.cli.{words[0]}").run(words[1:]) or 0
     except BrokenPipeError:  # `esolm info … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..interop.convert import convert, report
 from .parsing import to_folder
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
     about = "Convert a published checkpoint into a model folder, without executing anything from it."
-    options = to_folder(convert, "convert FILE.ckpt|FOLDER|HUB-NAME OUT", about, argv)
-    print(report(convert(**options), options["out"]))
+    usage = "convert FILE.ckpt|FOLDER|HUB-NAME OUT"
+    model, options = to_folder("esolm.interop.convert", "convert", usage, about, argv)
+    from ..interop.convert import report
+
+    print(report(model, options["out"]))
     return 0

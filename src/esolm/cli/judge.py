@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..metrics.judge import judge
 from .parsing import report
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
     return report(
-        judge,
+        "esolm.metrics.judge",
+        "judge",
         "judge SAMPLES.jsonl JUDGE",
         "Quality of the samples that `esolm sample --out` wrote, by an outside causal language model.",
         argv,

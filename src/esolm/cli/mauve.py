@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..metrics.mauve import mauve
 from .parsing import report
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
     return report(
-        mauve,
+        "esolm.metrics.mauve",
+        "mauve",
         "mauve SAMPLES.jsonl REFERENCES EMBEDDER",
         "MAUVE between the samples that `esolm sample --out` wrote and real texts, by a local embedder.",
         argv,

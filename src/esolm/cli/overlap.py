@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..metrics.overlap import overlap
 from .parsing import report
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
     return report(
-        overlap,
+        "esolm.metrics.overlap",
+        "overlap",
         "overlap FILE.jsonl",
         "ROUGE, and BERTScore by a local model, of the predictions that `esolm sample --out` wrote.",
         argv,

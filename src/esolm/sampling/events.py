@@ -25,6 +25,7 @@ class Event(NamedTuple):
     tokens: Tensor  # int [B, L]; the mask id where nothing is decided yet; the next event overwrites it
     schedule: Schedule
     first: int  # index of the first sample of this batch
+    seconds: float = 0.0  # spent in the model since the event before
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Denoising as something to look at: when each token of a row was committed, in which phase, and how it is spelt."""
+"""A row while it is denoised: when each token was committed, in which phase, and the text to show for it."""
 
 from __future__ import annotations
 
 import itertools
-import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,24 +14,24 @@ from ..data import Tokenizer
 from ..sampling.events import Event
 
 GIVEN, DIFFUSION, SEQUENTIAL = "given", "diffusion", "left to right"
-"""How a token came to be there."""
+"""The phase that a token comes from."""
 DRAFT, REJECTED = "draft", "rejected draft"
-"""A token that the last pass guessed and dropped, and one that stands where it guessed another."""
+"""A draft that the last pass dropped unjudged, and a token that replaced a rejected draft."""
 UNDECIDED = 1 << 30
 DOT, END, BREAK = "·", "¶", "↵"
-"""A token that is not decided, the end-of-sequence token, and a line break inside a token."""
+"""Signs for an undecided token, the end-of-sequence token, and a line break."""
 
 
 @dataclass
 class Film:
-    """One row as it is denoised, by position."""
+    """One row while it is denoised, by position."""
 
     ids: list[int]
     phase: list[str]
-    when: list[int]  # the pass that committed it: -1 for what was given, UNDECIDED for what is not there yet
-    passes: int = 0  # so far, in which this row got a token
-    drafts: dict[int, int] = field(default_factory=dict)  # guesses of the last pass where nothing is decided
-    rejected: set[int] = field(default_factory=set)  # where the last pass guessed another token
+    when: list[int]  # the pass that committed it; -1 if given, UNDECIDED if not committed yet
+    passes: int = 0  # so far, that committed a token of this row
+    drafts: dict[int, int] = field(default_factory=dict)  # dropped drafts of the last pass, by position
+    rejected: set[int] = field(default_factory=set)  # positions where the last pass rejected a draft
 
     @classmethod
     def start(cls, event: Event, row: int) -> Film:
@@ -44,7 +43,7 @@ class Film:
         return cls(event.tokens[row, :length].tolist(), phase, [-1 if k < 0 else UNDECIDED for k in step])
 
     def add(self, event: Event, row: int) -> None:
-        """What one more pass committed."""
+        """Add the tokens that one more pass committed."""
         position, token, drawn = (part[row].tolist() for part in event.committed[:3])
         for at, token_id in ((p, t) for p, t, real in zip(position, token, drawn, strict=True) if real):
             self.ids[at], self.when[at] = token_id, event.step
@@ -59,41 +58,38 @@ class Film:
 
 @dataclass
 class Meter:
-    """What generating took so far: tokens, and the seconds spent in the model alone."""
+    """Tokens generated so far, and the seconds that the model spent on them."""
 
     tokens: int = 0
     seconds: float = 0.0
 
     @property
     def speed(self) -> float:
-        """Tokens in a second."""
+        """Tokens per second."""
         return self.tokens / max(self.seconds, 1e-9)
 
     def measure(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Pass events on."""
-        begin = time.perf_counter()
+        """Pass events on and count them."""
         for event in events:
-            self.seconds += time.perf_counter() - begin
+            self.seconds += event.seconds
             self.tokens += int(event.committed.drawn.sum())
             yield event
-            begin = time.perf_counter()
-        self.seconds += time.perf_counter() - begin
 
 
-def record(events: Iterator[Event], reels: list[list[Film]]) -> Iterator[Event]:
-    """Pass events on, with a film of every row in `reels`, one list for each batch."""
+def record(events: Iterator[Event], films: list[Film]) -> Iterator[Event]:
+    """Pass the events of one batch on; `films` gets a film of every row."""
     for event in events:
         if event.step == 0:
-            reels.append([Film.start(event, row) for row in range(len(event.tokens))])
-        for row, film in enumerate(reels[-1]):
+            films[:] = [Film.start(event, row) for row in range(len(event.tokens))]
+        for row, film in enumerate(films):
             film.add(event, row)
         yield event
 
 
 def pieces(tokenizer: Tokenizer, film: Film) -> list[str]:
-    """What to show for each token: a dot, a guess, or its share of the text of the decided run that it stands in.
+    """The text to show for each token: a dot, a draft, or the token's part of the decided run around it.
 
-    A run is spelt as a whole, so that a character whose bytes are in several tokens appears once, with the last.
+    A run is decoded as a whole, so that a character whose bytes are in several tokens appears once, with the last.
     """
     ids, end = film.ids, tokenizer.eos_id
     decided = [when != UNDECIDED for when in film.when]
@@ -108,9 +104,9 @@ def pieces(tokenizer: Tokenizer, film: Film) -> list[str]:
 
 
 def spell(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
-    """The text that each token adds to those before it; together the text of all."""
+    """The text that each token adds to those before it; joined, they are the text of all tokens."""
     texts: list[str] = []
-    before = begin = 0  # the window to decode: the last tokens that were spelt, and those that are not
+    before = begin = 0  # the window to decode: the last decoded tokens, and those that are not decoded yet
     for at in range(len(ids)):
         text = decode(ids[before : at + 1])
         if text.endswith("\ufffd") and at + 1 < len(ids):  # perhaps the first bytes of a character
@@ -122,13 +118,13 @@ def spell(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[st
 
 
 def visible(text: str) -> str:
-    """The text with tabs as spaces and other control characters, line breaks apart, as U+FFFD."""
+    """The text with tabs as spaces, and control characters other than line breaks as U+FFFD."""
     text = text.replace("\r", "").expandtabs(4)
     return "".join(c if c == "\n" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in text)
 
 
 class Span(NamedTuple):
-    """A stretch of one token in one line of a text grid."""
+    """The part of one token in one line of a text grid."""
 
     token: int
     line: int
@@ -137,7 +133,7 @@ class Span(NamedTuple):
 
 
 def layout(texts: Sequence[str], columns: int) -> list[Span]:
-    """Tokens on a grid: lines break at line breaks, which are shown, and between words."""
+    """Place tokens on a grid. Lines end at line breaks, which are shown as a sign, and between words."""
     spans: list[Span] = []
     line = column = 0
     for word in _words(texts):
@@ -162,7 +158,7 @@ def layout(texts: Sequence[str], columns: int) -> list[Span]:
 
 
 def _words(texts: Sequence[str]) -> Iterator[list[tuple[str, int]]]:
-    """Stretches that stay in one line, each character with its token; a line break is shown, and then breaks."""
+    """Characters that stay on one line, each with its token; a line break is a sign followed by the break."""
     characters = [(c, token) for token, text in enumerate(texts) for c in text]
     for kind, group in itertools.groupby(characters, lambda pair: pair[0] if pair[0] in "\n·" else pair[0].isspace()):
         word = list(group)

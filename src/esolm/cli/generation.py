@@ -1,0 +1,64 @@
+"""The options that `esolm sample` and `esolm infill` share. Imports nothing heavy, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..sampling.options import SamplingOptions
+from .output import check_writable, partial_of
+from .parsing import announce
+
+if TYPE_CHECKING:
+    from ..model import LanguageModel
+    from .generate import Job
+
+DELIVERY = ("json", "show", "out", "svg", "gif", "force")
+"""Options that say where samples go, and do not change them."""
+
+
+def add_options(made: Any) -> None:
+    """Add the sampling options, and those that load the model and deliver the samples."""
+    option = made.add_argument
+    option("--num_samples", type=int, default=1, help="Number of samples.")
+    made.add_class_arguments(SamplingOptions)
+    option("--device", type=str, default="auto", help="auto (a GPU if there is one), cpu, cuda or mps.")
+    option("--precision", type=str, default="auto", help="float32, bf16, int8, or auto: bf16 where it is fast.")
+    option("--weights", type=str, default="ema", help="ema, or model for the raw ones.")
+    option("--which", type=str, default="best", help="The best or the last checkpoint of a run.")
+    option("--json", action="store_true", help="Print one JSON object and nothing else.")
+    option("--show", action="store_true", help="Animate the denoising in the terminal.")
+    option("--svg", type=str, help="Draw the denoising of the first sample as an animated SVG.")
+    option("--gif", type=str, help="The same as a GIF (needs esolm[plot]).")
+    option("--out", type=str, help="Write one JSON line per sample to this file; the same command resumes it.")
+    option("--force", action="store_true", help="Replace files that exist.")
+
+
+def run_generation(options: Mapping[str, Any], plan: Callable[[LanguageModel, Mapping[str, Any]], Job]) -> int:
+    """Check the options, then load the model and generate what `plan` returns."""
+    if options["num_samples"] < 1:
+        raise ValueError(f"num_samples is {options['num_samples']}; it must be at least 1")
+    sampling_options(options)
+    check_files(options)
+    announce(f"loading {options['run']} …", quiet=options["json"])
+    from .generate import generate
+
+    return generate(options, plan)
+
+
+def sampling_options(options: Mapping[str, Any]) -> SamplingOptions:
+    """Those of the options that are fields of `SamplingOptions`; raises ValueError for a wrong value."""
+    return SamplingOptions(**{name: options[name] for name in SamplingOptions.__dataclass_fields__})
+
+
+def check_files(options: Mapping[str, Any]) -> None:
+    """Raise ValueError, before any work is done, for files that could not be written or must not be replaced."""
+    resuming = options["out"] is not None and partial_of(Path(options["out"])).exists()
+    for name in ("out", "svg", "gif"):
+        if options[name] is not None:
+            check_writable(Path(options[name]), f"--{name}", options["force"] or (resuming and name != "out"))
+    if options["gif"] is not None:
+        from ..viz.picture import need_gif
+
+        need_gif()
