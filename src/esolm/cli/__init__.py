@@ -35,7 +35,9 @@ COMMANDS = {
 def usage() -> str:
     """All commands, a line each."""
     lines = [f"  {word:11} {summary}" for word, summary in COMMANDS.items()]
-    last = "esolm COMMAND --help lists the options of a command. --import MODULE, in any command, imports a module first."
+    last = (
+        "esolm COMMAND --help lists the options of a command. --import MODULE, in any command, imports a module first."
+    )
     return "usage: esolm COMMAND …\n\n" + "\n".join(lines) + f"\n\n{last}"
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..bench import NAMES, find
+from .output import check_writable
 from .parsing import parse, parser
 
 
@@ -34,7 +34,8 @@ def run(argv: Sequence[str]) -> int:
     if target not in (None, "-"):
         files.append(target)
     for file in filter(None, files):
-        writable(Path(file))
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        check_writable(Path(file), "--out")
     with contextlib.redirect_stdout(sys.stderr) if target == "-" else contextlib.nullcontext():
         result = {"bench": name, "options": options, **function(**options)}
     if target == "-":
@@ -44,10 +45,3 @@ def run(argv: Sequence[str]) -> int:
     for file in filter(None, files):
         save(file, result)
     return 0
-
-
-def writable(path: Path) -> None:
-    """Raise ValueError before the benchmark runs if its results could not be written to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"cannot write {path}: give --out a file in a writable folder")

@@ -27,7 +27,7 @@ from ..sampling.events import Event, Samples, Speculation
 from ..storage import folder
 from ..storage.models import find_folder, locate
 from ..viz import frames, picture, terminal
-from .generation import DELIVERY, sampling_options
+from .generation import DELIVERY, check, sampling_options
 from .limits import check_sampling
 from .output import SampleFile, write
 
@@ -49,8 +49,7 @@ class Job:
 def generate(options: Mapping[str, Any], plan: Callable[[LanguageModel, Mapping[str, Any]], Job]) -> int:
     """Generate all samples that are not in the file of `--out` yet, and deliver them."""
     with distributed.join(options["device"], distributed.PATIENCE) as ranks:
-        if ranks.world > 1 and options["show"]:
-            raise distributed.Shared("--show is for one process: leave it out, or start without torchrun")
+        ranks.everywhere(lambda: check(options))
         precision = ranks.once(lambda: pick_weights(options["precision"], own_device(options, ranks)))
         lm, job = ranks.everywhere(lambda: prepare(options, plan, precision, ranks))
         request = request_of(options, precision, job)
@@ -82,12 +81,14 @@ def prepare(
     ranks: Ranks,
 ) -> tuple[LanguageModel, Job]:
     """Load the model and plan the samples; raises ValueError if there are too many, or too few for the processes."""
+    if ranks.world > 1 and options["show"]:
+        raise ValueError("--show is for one process: leave it out, or start without torchrun")
     keep_memory()
     lm = load(options["run"], options["weights"], options["which"], str(own_device(options, ranks)), precision)
     job = plan(lm, options)
     if job.total < ranks.world:
         raise ValueError(f"{job.total} samples for {ranks.world} processes: start no more processes than samples")
-    check_sampling(lm, job, options, quiet=ranks.rank > 0)
+    check_sampling(lm.net, job, options, quiet=ranks.rank > 0)
     return lm, job
 
 

@@ -36,11 +36,7 @@ def add_options(made: Any) -> None:
 
 
 def run_generation(options: Mapping[str, Any], plan: Callable[[LanguageModel, Mapping[str, Any]], Job]) -> int:
-    """Check the options, then load the model and generate what `plan` returns."""
-    if options["num_samples"] < 1:
-        raise ValueError(f"num_samples is {options['num_samples']}; it must be at least 1")
-    sampling_options(options)
-    check_files(options)
+    """Load the model and generate what `plan` returns."""
     announce(f"loading {options['run']} …", quiet=options["json"])
     from .generate import generate
 
@@ -52,8 +48,11 @@ def sampling_options(options: Mapping[str, Any]) -> SamplingOptions:
     return SamplingOptions(**{name: options[name] for name in SamplingOptions.__dataclass_fields__})
 
 
-def check_files(options: Mapping[str, Any]) -> None:
-    """Raise ValueError, before any work is done, for files that could not be written or must not be replaced."""
+def check(options: Mapping[str, Any]) -> None:
+    """Raise ValueError, before any work is done, for wrong values and for files that cannot or must not be written."""
+    if options["num_samples"] < 1:
+        raise ValueError(f"num_samples is {options['num_samples']}; it must be at least 1")
+    sampling_options(options)
     resuming = options["out"] is not None and partial_of(Path(options["out"])).exists()
     for name in ("out", "svg", "gif"):
         if options[name] is not None:

@@ -1,4 +1,4 @@
-"""What a folder is: a run, a checkpoint, a model of `esolm convert` or `esolm export`, or prepared data."""
+"""`esolm info`: describe a run, a checkpoint, a model folder or prepared data."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
-from ..runtime.nested import flat
-from ..storage import checkpoint, folder
-from ..training import runs
 from . import COMMANDS
 from .parsing import parse, parser
 
@@ -30,6 +25,8 @@ def run(argv: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from ..runtime.nested import flat
+
     table = Table("key", "value", show_header=False)
     for key, value in flat(about).items():
         table.add_row(key, f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
@@ -38,11 +35,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What the folder holds, or a model of the package by this name, as a tree that JSON can hold."""
+    """Describe the folder, or the bundled model of this name, as JSON."""
+    from ..storage import folder
+    from ..training import runs
+
     if not path.exists():
         path = folder.packaged().get(str(path), path)
     if not path.exists():
-        raise ValueError(f"{path} does not exist: give the folder of a run, a checkpoint or prepared data")
+        raise ValueError(f"{path} does not exist: give the folder of a run, a checkpoint, a model or prepared data")
     if runs.is_run(path):
         return describe_run(path)
     if (path / "state.json").is_file():
@@ -51,12 +51,15 @@ def describe(path: Path) -> dict[str, Any]:
         return describe_model(path)
     if (path / "manifest.json").is_file():
         return describe_data(path)
-    known = "run (config.yaml), checkpoint (state.json), model (config.json) or prepared data (manifest.json)"
-    raise ValueError(f"{path} is no {known}")
+    known = "run (config.yaml), checkpoint (state.json), model (config.json) nor prepared data (manifest.json)"
+    raise ValueError(f"{path} is neither a {known}")
 
 
 def describe_run(run: Path) -> dict[str, Any]:
-    """A run: how far it is, what it reached, and how it was configured."""
+    """A run: its progress, its validation loss, the corpus it trains on, and its configuration."""
+    from ..storage import checkpoint
+    from ..training import runs
+
     config = runs.read_config(run)
     root = run / "checkpoints"
     last, top = checkpoint.latest(root), checkpoint.best(root)
@@ -72,18 +75,24 @@ def describe_run(run: Path) -> dict[str, Any]:
         about["tokens"] = checkpoint.read(last)["tokens"]
     about["checkpoints"] = [checkpoint.name_of(step) for step in checkpoint.list_steps(root)]
     about["best"] = top.name if top else None
+    if (manifest := run / "manifest.json").is_file():
+        used = json.loads(manifest.read_text(encoding="utf-8"))
+        config.pop("corpus", None)  # what `esolm demo` would prepare, which another --data replaces
+        about["corpus"] = {key: used[key] for key in ("corpus", "tokenizer", "length", "packing") if key in used}
     return {**about, "config": config}
 
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint: its step, its network, its system and its files."""
+    from ..storage import checkpoint
+
     state = checkpoint.read(path)
     parameters = sum(shape.numel() for shape in checkpoint.shapes(path, "model").values())
     return {"kind": "checkpoint", "path": str(path), "parameters": parameters, **state}
 
 
 def describe_model(path: Path) -> dict[str, Any]:
-    """A model of convert or export: its network, its system and where it comes from."""
+    """A model folder: its network, its system and its origin."""
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     parts = {key: config.get(key) for key in ("net", "system", "about")}
     return {"kind": "model", "path": str(path), "parameters": count_parameters(path), **parts}
@@ -96,5 +105,7 @@ def describe_data(path: Path) -> dict[str, Any]:
 
 def count_parameters(path: Path) -> int:
     """The number of weights of a model, from the header of its file."""
+    from safetensors import safe_open
+
     with safe_open(path / "model.safetensors", "pt") as file:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""`esolm variance`: how much single estimates of the bound of one sequence spread."""
+"""`esolm variance`: the spread of single estimates of the bound of one sequence."""
 
 from __future__ import annotations
 
@@ -7,15 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
-
-from ..likelihood import variance
-from ..likelihood.texts import read
-from .parsing import parse
-from .score import bar, number, open_model, scoring_parser
+from .parsing import announce, parse
+from .score import scoring_parser
 
 
 @dataclass(frozen=True)
@@ -23,21 +16,21 @@ class Trials:
     """The options of `esolm variance`."""
 
     trials: int = 100
-    """How often each estimate is made."""
+    """Repetitions of each estimate."""
     num_samples: int = 10
     """Draws of time and masks in one trial."""
     sequence: int = 0
-    """The place of the sequence in the corpus, from 0."""
+    """Index of the sequence in the corpus, from 0."""
     alpha_0: float | None = None
-    """Another share of diffusion than in training."""
+    """Evaluate at another alpha_0 than in training."""
     length: int | None = None
     """Tokens in a sequence; null is the training length."""
     batch_size: int = 32
     """Sequences in one pass."""
     seed: int = 0
-    """Decides everything that is drawn."""
+    """Determines times, masks and orders."""
     device: str = "auto"
-    """`auto` (a GPU if there is one), `cpu`, `cuda`, `mps`."""
+    """auto (a GPU if there is one), cpu, cuda or mps."""
     json: bool = False
     """Print JSON and nothing else."""
 
@@ -55,6 +48,13 @@ def run(argv: Sequence[str]) -> int:
 def measure(run: str, corpus: str, **options: Any) -> int:
     """Mean and standard deviation of single estimates of the bound of one sequence, as a table or JSON."""
     o = Trials(**options)
+    announce(f"loading {run} …", quiet=o.json)
+    import torch
+
+    from ..likelihood import variance
+    from ..likelihood.texts import read
+    from .scoring import bar, number, open_model
+
     lm = open_model(run, o.device, o.alpha_0)
     texts = read(corpus, lm.tokenizer, lm.net.config.length, length=o.length, num_sequences=o.sequence + 1)
     if len(texts) <= o.sequence:
@@ -62,7 +62,7 @@ def measure(run: str, corpus: str, **options: Any) -> int:
     sequence = texts.rows(torch.tensor([o.sequence]), lm.net.device)
     tokens = float(texts.tokens[o.sequence])
     shared: dict[str, Any] = {"trials": o.trials, "seed": o.seed}
-    found: dict[str, tuple[int, Tensor]] = {}
+    found: dict[str, tuple[int, Any]] = {}
     if lm.system.any_order:  # first, because it needs the fewest passes
         found["over sigma, one order"] = (1, variance.over_orders(lm, sequence, batch_size=o.batch_size, **shared))
     draws = {"num_samples": o.num_samples, **shared}
@@ -82,6 +82,9 @@ def measure(run: str, corpus: str, **options: Any) -> int:
         about = {"corpus": corpus, "tokens": int(tokens), "trials": o.trials, "estimators": records}
         print(json.dumps(about, indent=1, allow_nan=False))
         return 0
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("estimator", "samples / trial", "mean", "S.D.", title=f"nats/token over {o.trials} trials")
     for r in records:
         table.add_row(r["estimator"], str(r["samples"]), number(r["mean"]), number(r["sd"]))
