@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +12,9 @@ import pytest
 import yaml
 
 from esolm import cli
+from esolm.sampling.options import SamplingOptions
 from esolm.training.config import RunConfig, preset_names
+from support.runs import make_run
 
 SMALL = ["--steps=7", "--optim.lr=1e-3"]
 
@@ -98,7 +103,98 @@ def test_unknown_words_name_the_nearest(capsys, tmp_path):
     assert "unknown key 'optim.warm_up'" in (said := failing(capsys, "train", str(file)))
     assert "optim.warmup" in said
     assert "demo" in failing(capsys, "train", "dmo")
-    assert "choose prepare, train" in failing(capsys, "trian")
+    assert "train?" in failing(capsys, "trian")
+
+
+LIGHT = ["sample", "infill", "score", "variance", "info", "judge", "mauve", "overlap", "molecules", "export", "convert"]
+
+
+def test_help_of_commands_needs_no_torch():
+    code = (
+        "import contextlib, io, sys; from esolm.cli import main\n"
+        "for word in sys.argv[1:]:\n"
+        "    out = io.StringIO()\n"
+        "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit): main([word, '--help'])\n"
+        "    assert f'esolm {word}' in out.getvalue(), word\n"
+        "    assert not {'torch', 'numpy', 'transformers'} & set(sys.modules), word\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *LIGHT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["sampel", "books"], "sample"),
+        (["sample", "books", "--top-p", "1"], "--top_p"),
+        (["sample", "books", "--topp=1"], "--top_p"),
+        (["infill", "books", "a ____", "--tokens-per-blank=3"], "--tokens_per_blank"),
+        (["score", "books", "x", "--num-orders", "3"], "--num_orders"),
+        (["variance", "books", "x", "--trails=3"], "--trials"),
+        (["judge", "a", "b", "--batchsize", "3"], "--batch_size"),
+        (["export", "a", "b", "--forse"], "--force"),
+        (["info", "books", "--jsn"], "--json"),
+        (["bench", "draw", "--round=3"], "--rounds"),
+    ],
+)
+def test_near_misses_get_a_suggestion(capsys, words, hint):
+    assert f"did you mean {hint}" in failing(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--num_steps=many"], ["--num_steps", "many", "whole number"]),
+        (["--given_order", "up"], ["--given_order", "up", "ascending or random"]),
+        (["--order=1,x"], ["--order", "x", "2,0,1"]),
+        (["--json=3"], ["--json", "3"]),
+        (["--seed"], ["--seed"]),
+        (["more"], ["more"]),
+        (["--num_s=3"], ["--num_samples", "--num_steps"]),
+    ],
+)
+def test_parser_errors_name_the_option_and_what_is_allowed(capsys, words, parts):
+    said = failing(capsys, "sample", "books", *words)
+    assert all(part in said for part in (*parts, "esolm sample --help"))
+    assert not any(word in said for word in ("class", "Parser", "typing", "Union", "NoneType"))
+
+
+def test_every_sampling_option_is_an_option_of_sample_and_infill(capsys):
+    for word in ("sample", "infill"):
+        with pytest.raises(SystemExit):
+            cli.main([word, "--help"])
+        helped = capsys.readouterr().out
+        for field in dataclasses.fields(SamplingOptions):
+            assert helped.count(f"--{field.name} ") >= 1, field.name
+
+
+def test_a_custom_system_of_the_working_directory_is_imported_on_request(capsys, tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run", "support.foreign.FixedRate")
+    state = next(run.rglob("state.json"))
+    state.write_text(state.read_text().replace("support.foreign.FixedRate", "mine_here.rates.FixedRate"))
+    (tmp_path / "mine_here").mkdir()
+    shutil.copy(sys.modules["support.foreign"].__file__, tmp_path / "mine_here" / "rates.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    assert "--import mine_here.rates" in failing(capsys, "sample", "run")
+    assert "mine_here.rate" in failing(capsys, "sample", "run", "--import", "mine_here.rate")
+    assert cli.main(["sample", "run", "--import", "mine_here.rates", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["texts"]) == 1
+    assert cli.main(["--import=mine_here.rates", "--import", "json", "export", "run", "out"]) == 0
+    assert cli.main(["sample", "out", "--import=mine_here.rates"]) == 0
+
+
+def test_info_shows_the_corpus_of_the_run(capsys, tmp_path):
+    run = make_run(tmp_path / "run")
+    state = next(run.rglob("state.json"))
+    state.write_text(json.dumps({**json.loads(state.read_text()), "tokens": 1}))
+    (run / "config.yaml").write_text("steps: 1\ncorpus: {source: pydocs, tokenizer: bpe:512}\ndata: d\n")
+    manifest = {"corpus": "text:mine.txt", "tokenizer": "bytes", "length": 8, "packing": "wrap", "format": 1}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert cli.main(["info", str(run), "--json"]) == 0
+    about = json.loads(printed := capsys.readouterr().out)
+    assert about["corpus"]["corpus"] == "text:mine.txt"
+    assert "pydocs" not in printed
 
 
 def test_bad_values_and_missing_things_are_one_line(capsys, tmp_path):
@@ -111,7 +207,7 @@ def test_bad_values_and_missing_things_are_one_line(capsys, tmp_path):
     said = failing(capsys, "train", "demo", "--data", data)
     assert f"esolm prepare pydocs {data} --tokenizer bpe:" in said
     assert "does not exist" in failing(capsys, "info", data)
-    assert "no run" in failing(capsys, "info", str(tmp_path))
+    assert str(tmp_path) in failing(capsys, "info", str(tmp_path))
 
 
 def test_a_base_is_below_and_a_file_beside_it(tmp_path):

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from esolm import cli
-from esolm.cli import score
-from esolm.likelihood import orders
+from esolm.likelihood import orders, work
 from esolm.likelihood import scoring as evaluate
 from esolm.likelihood.texts import read
 from esolm.model import load
@@ -169,17 +168,17 @@ def test_work_is_written_now_and_then(
 ) -> None:
     """Every EVERY seconds, so that a killed process loses no more; whole each time."""
     saved: list[int] = []
-    original = score.Work.save
+    original = work.WorkFile.save
 
-    def save(self: score.Work, path: Path) -> None:
+    def save(self: work.WorkFile, path: Path) -> None:
         original(self, path)
         saved.append(int(load_file(path)["0"].isfinite().sum()))
 
-    monkeypatch.setattr(score.Work, "save", save)
+    monkeypatch.setattr(work.WorkFile, "save", save)
     argv = ["score", home / "esolm", home / "a.txt", *ORDERS]
     run(capsys, *argv, "--work", tmp_path / "a")
     assert len(saved) == 1
-    monkeypatch.setattr(score, "EVERY", 0.0)
+    monkeypatch.setattr(work, "EVERY", 0.0)
     run(capsys, *argv, "--work", tmp_path / "b")
     assert saved[1:] == sorted(set(saved[1:]))
     assert len(saved) > 10
@@ -203,14 +202,14 @@ def test_work_of_something_else_is_refused(home: Path, capsys: pytest.CaptureFix
         assert f"{key} is " in failing(capsys, *argv)
     assert file.read_bytes() == before
     file.write_bytes(before[:100])
-    assert "no work file" in failing(capsys, *base)
+    assert "--work" in failing(capsys, *base)
     assert "leave it out" in failing(capsys, "score", home / "esolm", home / "a.txt", "--work", file)
 
 
 def test_what_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["score", home / "esolm", home / "a.txt"]
     assert "nelbo" in failing(capsys, *base, "--estimator=elbo")
-    assert "no file or folder" in failing(capsys, "score", home / "esolm", home / "none.txt")
+    assert "none.txt" in failing(capsys, "score", home / "esolm", home / "none.txt")
     assert "is not a folder" in failing(capsys, "score", home / "none", home / "a.txt")
     assert "corpora" in failing(capsys, "score", home / "esolm")
     assert "ar has none" in failing(capsys, "score", home / "ar", home / "a.txt", "--alpha_0=0.5")
@@ -249,19 +248,35 @@ def test_variance(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_variance_over_times_whatever_the_model_was_trained_by(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same weights give the same numbers; `esolm score` of the any-order loss draws orders, so the name differs."""
+    """The same weights give the same numbers."""
     two_term, any_order = (
         run(capsys, "variance", home / name, home / "a.txt", "--trials=4")["estimators"]
         for name in ("esolm", "any_order")
     )
     names = [[row.pop("estimator") for row in rows] for rows in (two_term, any_order)]
     assert two_term == any_order
-    assert [one for one, other in zip(*names) if one != other] == ["over t and z_t, as esolm score"]
+    assert names[0] == names[1]
+
+
+def test_variance_of_systems_without_an_order(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(home / "variant_a", alpha_0=0.5, variant="A")
+    make_run(home / "bd3lm", "bd3lm", block_size=4)
+    for name in ("variant_a", "bd3lm"):
+        rows = run(capsys, "variance", home / name, home / "a.txt", "--trials=3", "--num_samples=2")["estimators"]
+        assert [row["samples"] for row in rows] == [2, 2]
+        assert all(math.isfinite(row["mean"]) for row in rows)
+
+
+def test_variance_of_an_exact_likelihood_is_refused_before_any_pass(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esolm.net.denoiser.Denoiser.forward", lambda *_, **__: 1 / 0)
+    assert "ar " in failing(capsys, "variance", home / "ar", home / "a.txt", "--trials=3")
 
 
 def test_the_benchmark_of_the_single_pass_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sizes = ["--lengths=[8,16]", "--vocab_size=20", "--tokens=32", "--layers=1", "--width=64", "--rounds=2"]
-    assert cli.main(["bench", "likelihood", *sizes, "--passes=4", f"--json={tmp_path / 'found.json'}"]) == 0
+    assert cli.main(["bench", "likelihood", *sizes, "--passes=4", f"--out={tmp_path / 'found.json'}"]) == 0
     cases = json.loads((tmp_path / "found.json").read_text())["cases"]
     assert [(case["length"], case["batch"], case["passes_timed"]) for case in cases] == [(8, 4, 4), (16, 2, 4)]
     assert all(case[key] > 0 for case in cases for key in ("cost_of_plain_forward", "faster_than_passes"))

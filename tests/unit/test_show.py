@@ -112,10 +112,10 @@ def test_layout_breaks_between_words_and_at_line_breaks(texts, lines):
 
 
 def test_films_know_when_and_in_which_phase():
-    reels: list[list[Film]] = []
-    passed = list(record(iter(events()), reels))
+    films: list[Film] = []
+    passed = list(record(iter(events()), films))
     assert len(passed) == 3
-    ((one, two),) = reels
+    one, two = films
     assert (one.ids, two.ids) == (list(b"abcd"), list(b"wxyz"))
     assert one.when == [0, 1, 0, 2]
     assert one.phase == [DIFFUSION, SEQUENTIAL, DIFFUSION, SEQUENTIAL]
@@ -132,16 +132,16 @@ def test_guesses_have_a_colour_of_their_own_until_they_are_decided():
     drafts = Drafts(order[:, 1:4], torch.tensor([list(b"bXY")]), torch.ones(1, 3).bool(), torch.tensor([1]), order[0])
     none = Drafts(order[:, :0], order[:, :0], torch.zeros(1, 0).bool(), torch.tensor([0]), order[0])
     steps = [(0, "a", none), (1, "bc", drafts), (3, "de", none)]
-    reels: list[list[Film]] = []
+    films: list[Film] = []
     found = []
     made = [
         Step(order[:, at : at + len(text)], torch.tensor([list(text.encode())]), torch.ones(1, len(text)).bool(), tried)
         for at, text, tried in steps
     ]
-    for event in record((Event(k, 5, step, tokens, schedule, 0) for k, step in enumerate(made)), reels):
-        text = show.draw(reels[-1][0], BYTES, 20, event.step)
+    for event in record((Event(k, 5, step, tokens, schedule, 0) for k, step in enumerate(made)), films):
+        text = show.draw(films[0], BYTES, 20, 20, event.step)
         found.append((text.plain, [str(span.style) for span in text.spans]))
-        legend = show.frame(reels[-1], event, BYTES, Meter(), 20).renderables[-1]
+        legend = show.frame(films, event, BYTES, Meter(), 20, 20).renderables[-1]
         assert "● draft" in str(legend)
     bright, old = (show.STYLES[SEQUENTIAL] + suffix for suffix in (" bold reverse", ""))
     rejected = show.STYLES["rejected draft"] + " bold reverse"
@@ -153,10 +153,10 @@ def test_guesses_have_a_colour_of_their_own_until_they_are_decided():
 
 
 def test_frames_colour_the_phases_and_light_up_the_newest():
-    reels: list[list[Film]] = []
+    films: list[Film] = []
     frames = {}
-    for event in record(iter(events()), reels):
-        frames[event.step] = [show.draw(row, BYTES, 20, event.step) for row in reels[-1]]
+    for event in record(iter(events()), films):
+        frames[event.step] = [show.draw(row, BYTES, 20, 20, event.step) for row in films]
     assert [text.plain for text in frames[0]] == ["a·c·", "·x·z"]
     assert [text.plain for text in frames[2]] == ["abcd", "wxyz"]
     styles = [str(span.style) for span in frames[1][0].spans]
@@ -166,17 +166,36 @@ def test_frames_colour_the_phases_and_light_up_the_newest():
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_show_passes_events_on_and_ends_with_the_text(terminal, monkeypatch):
     monkeypatch.setattr(show, "PLAY", 0.2)
-    file, reels, meter = io.StringIO(), list[list[Film]](), Meter()
+    file, films, meter = io.StringIO(), list[Film](), Meter()
     console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
-    both = [*events(), *(event._replace(first=2) for event in events())]
-    stream = record(meter.measure(iter(both)), reels)
-    assert [event.step for event in show.animate(stream, reels, BYTES, meter, console)] == [0, 1, 2] * 2
-    assert meter.tokens == 14
+    for first in (0, 2):
+        stream = record(meter.measure(event._replace(first=first, seconds=0.5) for event in events()), films)
+        assert [event.step for event in show.animate(stream, films, BYTES, meter, console)] == [0, 1, 2]
+    assert (meter.tokens, meter.seconds) == (14, 3.0)
     said = file.getvalue()
     assert ("a·c·" in said) == terminal
     if not terminal:
         words = [line for line in said.splitlines() if line and not line.startswith("step 3/3 · NFE 3 · ")]
         assert words == ["sample 1", "abcd", "sample 2", "wxyz", "sample 3", "abcd", "sample 4", "wxyz"]
+
+
+def test_the_last_frame_counts_the_steps_that_were_run():
+    """The speculative sampler plans one step for each token, and needs fewer."""
+    films, file = list[Film](), io.StringIO()
+    planned = (event._replace(steps=9) for event in events())
+    list(show.animate(record(planned, films), films, BYTES, Meter(), Console(file=file, width=80)))
+    assert "step 3/3 " in file.getvalue()
+
+
+def test_tokens_stay_on_their_line_while_the_text_appears():
+    row = film("The quick brown fox jumps over\nthe lazy dog and runs away.", given_tokens=4)
+    last, tokens = max(row.when), 10
+    lines = []
+    for now in range(-1, last + 1):
+        seen = Film(row.ids, row.phase, [when if when <= now else UNDECIDED for when in row.when])
+        lines.append([len(line) for line in show.draw(seen, BYTES, 20, tokens, now).plain.split("\n")])
+    assert all(found == lines[-1] for found in lines)
+    assert show.tokens_per_line(BYTES, 60) >= 30
 
 
 def test_svg_has_every_token_once_in_the_colour_of_its_phase():

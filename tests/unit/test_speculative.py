@@ -301,7 +301,7 @@ def test_the_model_and_the_command_line_report_it(tmp_path: Any, capsys: Any) ->
 def test_the_benchmark_runs(tmp_path: Any, capsys: Any) -> None:
     folder = make_run(tmp_path / "run", "esolm", length=24, alpha_0=0.5)
     words = ["--run", str(folder), "--windows=[1,3]", "--alpha_0=[1,0]", "--rounds=2", "--lengths=[8]", "--batch=2"]
-    assert cli.main(["bench", "speculative", *words, f"--json={tmp_path / 'found.json'}"]) == 0
+    assert cli.main(["bench", "speculative", *words, f"--out={tmp_path / 'found.json'}"]) == 0
     assert "alpha_0 = 0, 8 tokens" in capsys.readouterr().out
     first, _ = json.loads((tmp_path / "found.json").read_text())["cases"]
     found = first["windows"]

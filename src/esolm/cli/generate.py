@@ -20,16 +20,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..model import LanguageModel, collect, load, until
-from ..runtime import distributed
+from ..runtime import distributed, files
 from ..runtime.distributed import Ranks
 from ..runtime.machine import keep_memory, pick_device, pick_weights
 from ..sampling.events import Event, Samples, Speculation
 from ..storage import folder
 from ..storage.models import find_folder, locate
 from ..viz import frames, picture, terminal
-from .generation import DELIVERY, check, sampling_options
+from .generation import DELIVERY, sampling_options
 from .limits import check_sampling
-from .output import SampleFile, write
+from .output import SampleFile, check_writable, partial_of
 
 _PATIENCE = 2.0  # seconds without a progress bar
 
@@ -72,6 +72,19 @@ def generate(options: Mapping[str, Any], plan: Callable[[LanguageModel, Mapping[
     if ranks.rank == 0 and kept:
         deliver(joined(kept, sum(samples.seconds for samples in kept)), options)
     return 0
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Raise ValueError, before any work is done, for wrong values and for files that cannot or must not be written."""
+    if options["num_samples"] < 1:
+        raise ValueError(f"num_samples is {options['num_samples']}; it must be at least 1")
+    sampling_options(options)
+    resuming = options["out"] is not None and partial_of(Path(options["out"])).exists()
+    for name in ("out", "svg", "gif"):
+        if options[name] is not None:
+            check_writable(Path(options[name]), f"--{name}", options["force"] or (resuming and name != "out"))
+    if options["gif"] is not None:
+        picture.need_gif()
 
 
 def prepare(
@@ -213,7 +226,7 @@ class View:
             "gif": picture.gif,
         }
         for name in self.pictures:
-            write(path := Path(self.options[name]), drawers[name](self.films[0], self.lm.tokenizer))
+            files.write(path := Path(self.options[name]), drawers[name](self.films[0], self.lm.tokenizer))
             print(f"wrote {path}", file=sys.stderr)
         self.pictures = []
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..sampling.options import SamplingOptions
-from .output import check_writable, partial_of
 from .parsing import announce
 
 if TYPE_CHECKING:
@@ -46,18 +44,3 @@ def run_generation(options: Mapping[str, Any], plan: Callable[[LanguageModel, Ma
 def sampling_options(options: Mapping[str, Any]) -> SamplingOptions:
     """Those of the options that are fields of `SamplingOptions`; raises ValueError for a wrong value."""
     return SamplingOptions(**{name: options[name] for name in SamplingOptions.__dataclass_fields__})
-
-
-def check(options: Mapping[str, Any]) -> None:
-    """Raise ValueError, before any work is done, for wrong values and for files that cannot or must not be written."""
-    if options["num_samples"] < 1:
-        raise ValueError(f"num_samples is {options['num_samples']}; it must be at least 1")
-    sampling_options(options)
-    resuming = options["out"] is not None and partial_of(Path(options["out"])).exists()
-    for name in ("out", "svg", "gif"):
-        if options[name] is not None:
-            check_writable(Path(options[name]), f"--{name}", options["force"] or (resuming and name != "out"))
-    if options["gif"] is not None:
-        from ..viz.picture import need_gif
-
-        need_gif()

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..runtime import files
+
 
 def check_writable(path: Path, option: str, force: bool = True) -> None:
     """Raise ValueError, before any work is done, if `path` cannot be written or must not be replaced."""
@@ -21,13 +23,6 @@ def check_writable(path: Path, option: str, force: bool = True) -> None:
         raise ValueError(f"no folder {path.parent} for {option} {path}")
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"cannot write {option} {path}: the folder {path.parent} is not writable")
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write the whole file or nothing."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
 
 
 class SampleFile:
@@ -53,7 +48,7 @@ class SampleFile:
                     if line.endswith(b"\n"):  # otherwise it was cut off
                         self.done, size = self.done + 1, size + len(line)
         else:
-            write(self._request, json.dumps(wanted).encode())
+            files.write_json(self._request, wanted)
         self._file = self.partial.open("r+b" if self.partial.exists() else "wb")
         self._file.truncate(size)
         self._file.seek(size)

@@ -45,10 +45,11 @@ def parse(parser: Any, argv: Sequence[str], defaults: bool = True) -> dict[str, 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint at the known words that look most like this one, or nothing."""
-    near = difflib.get_close_matches(word.replace("-", "_").lstrip("_"), names := [k.lstrip("-") for k in known], 3)
-    dashes = "--" if word.startswith("--") else ""
-    exact = [name for name in near if name.replace("_", "") == re.sub("[-_]", "", word)]
-    return f": did you mean {' or '.join(dashes + name for name in exact or near)}?" if near and names else ""
+    name, dashes = word.lstrip("-").replace("-", "_"), "--" if word.startswith("--") else ""
+    ratio = {k: difflib.SequenceMatcher(None, name, k.lstrip("-")).ratio() for k in known}
+    best = max(ratio.values())
+    near = [dashes + k.lstrip("-") for k, value in ratio.items() if value >= max(0.6, best - 0.1)]
+    return f": did you mean {' or '.join(near)}?" if near else ""
 
 
 def _checked(argv: Sequence[str], actions: dict[str, Any], prog: str) -> list[str]:

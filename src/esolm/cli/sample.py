@@ -53,19 +53,19 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     """The prompts of a file: each line, or the field `prompt` of each line of a .jsonl, whose other fields are kept."""
     if not path.is_file():
         raise ValueError(f"no file {path}: give a file with one prompt per line, or .jsonl whose lines have a prompt")
-    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    if lines == [""]:
+    from ..runtime.files import read_json_lines
+
+    if path.suffix == ".jsonl":
+        found = [_with_prompt(record, f"line {n} of {path}") for n, record in read_json_lines(path)]
+    else:
+        text = path.read_text(encoding="utf-8").removesuffix("\n")
+        found = [{"prompt": line.removesuffix("\r")} for line in text.split("\n")] if text else []
+    if not found:
         raise ValueError(f"{path} has no prompts")
-    if path.suffix != ".jsonl":
-        return [{"prompt": line.removesuffix("\r")} for line in lines]
-    return [_record(line, f"line {n} of {path}") for n, line in enumerate(lines, 1)]
+    return found
 
 
-def _record(line: str, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
-    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-        raise ValueError(f'{where} must be an object with a text as its "prompt"')
+def _with_prompt(record: dict[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(record.get("prompt"), str):
+        raise ValueError(f'{where} must have a text as its "prompt"')
     return record
