@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esolm import cli
-from esolm.cli import score
+from esolm.likelihood.work import WorkFile
 from esolm.runtime.distributed import Ranks
 from support import crew, tiny
 
@@ -63,7 +63,7 @@ def test_orders_are_kept_in_parts_and_joined(run, data, two, capsys, tmp_path, m
     matrix = known(tmp_path / "work")
     assert matrix.shape == (5, 3)
     for rank, rows in enumerate((slice(0, 2), slice(2, 5))):  # as if both had been stopped
-        work = score.Work.__new__(score.Work)
+        work = WorkFile.__new__(WorkFile)
         part = torch.full_like(matrix, torch.nan)
         part[rows] = matrix[rows]
         work.__dict__.update(matrices={"0": part}, identity=read(tmp_path / "work"), ranks=Ranks(rank, 2))
@@ -118,7 +118,7 @@ def test_what_cannot_be_shared_is_refused_once(run, data, two, tmp_path):
         (["sample", str(run)], "1 samples for 2 processes"),
         (["sample", str(run), "--num_samples=2", "--show"], "--show is for one process"),
         (["sample", str(run), "--num_samples=2", f"--out={tmp_path / 'there'}"], "exists"),
-        (["score", str(run), str(tmp_path / "nothing")], "no file or folder"),
+        (["score", str(run), str(tmp_path / "nothing")], "nothing"),
     ):
         (code, out, err), other = two(crew.command, words)
         assert (code, out, other) == (2, "", (2, "", ""))
