@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from esolm.data import prepare
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,6 +47,15 @@ def test_given_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = module.main(str(tmp_path / "text.txt"), ["books"])
     assert [row["context"] for row in found] == ["the first half", "a random half"]
     assert all(row["random"] > 0 for row in found)
+
+
+def test_gpt2(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "text.txt").write_text("The old man opened the door of the house and looked out. " * 40)
+    prepare(str(tmp_path / "text.txt"), tmp_path / "data", tokenizer="bytes", length=32)
+    found = script("gpt2/measure.py").main(str(tmp_path / "data"), steps=2, batch_size=2, layers=1, width=64)
+    assert found["models"].keys() == {"esolm ar", "transformers GPT-2"}
+    assert 0.5 < found["ratio"] < 2
 
 
 def test_scitldr(tmp_path: Path) -> None:

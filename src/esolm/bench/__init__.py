@@ -19,7 +19,6 @@ NAMES = {
     "precision": "KL divergence from float32 and perplexity of a trained model in bf16 and int8",
     "likelihood": "all conditionals of an order in one pass, against a plain forward pass and against L passes",
     "start": "a new process from the shell to its first sample, by phase",
-    "gpt2": "our ar against a transformers GPT-2 of equal size, data order and tokens",
     "speculative": "passes, acceptance and time of speculative sampling, against one token at a time",
     "points": "passes and seconds of samples of trained models under several settings",
     "machine": "matrix products and memory reads: the limits of this machine",

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from jsonargparse import CLI
 from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from ..core.batch import Batch
-from ..core.randomness import Randomness
-from ..data import Loader, Manifest
-from ..net.denoiser import Denoiser, DenoiserConfig
-from ..runtime.machine import settle
-from ..systems import find
-from .report import facts, table
+from esolm.bench.report import facts
+from esolm.core.batch import Batch
+from esolm.core.randomness import Randomness
+from esolm.data import Loader, Manifest
+from esolm.net.denoiser import Denoiser, DenoiserConfig
+from esolm.runtime.machine import settle
+from esolm.systems import find
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -33,10 +36,6 @@ def ours(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss]:
 
 def theirs(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss]:
     """Return GPT-2 with the same layers, width and heads, untied embeddings, and the mask id as first input token."""
-    try:
-        from transformers import GPT2Config, GPT2LMHeadModel
-    except ImportError as error:
-        raise ValueError("this benchmark needs transformers: pip install 'esolm[hf]'") from error
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=manifest.vocab_size, n_positions=manifest.length, n_embd=width, n_layer=layers,
@@ -54,7 +53,7 @@ def theirs(manifest: Manifest, layers: int, width: int) -> tuple[nn.Module, Loss
     return net, loss
 
 
-def run(
+def main(
     data: str,
     steps: int = 600,
     batch_size: int = 16,
@@ -95,8 +94,8 @@ def run(
             nats = sum(loss(x).double().item() * x.numel() for x in batches) / sum(x.numel() for x in batches)
         result[name] = {"perplexity": math.exp(nats), "parameters": sum(p.numel() for p in net.parameters())}
     ratio = result["esolm ar"]["perplexity"] / result["transformers GPT-2"]["perplexity"]
-    rows = [(name, r["perplexity"], f"{r['parameters']:,}") for name, r in result.items()]
-    title = f"{steps} steps of {batch_size} x {manifest.length} tokens of {manifest.corpus}"
-    table(title, ("model", "perplexity", "parameters"), rows)
-    print(f"perplexity ratio, ours to GPT-2's: {ratio:.4f}")
     return {"machine": facts(), "models": result, "ratio": ratio}
+
+
+if __name__ == "__main__":
+    print(json.dumps(CLI(main), indent=1))
