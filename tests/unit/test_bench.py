@@ -77,7 +77,7 @@ def test_compiled_step_has_the_same_logits(compiler: str, monkeypatch: pytest.Mo
         compiled = torch.compile
         monkeypatch.setattr(torch, "compile", lambda net, dynamic, options: compiled(net, backend="eager"))
     found = []
-    with latency.quiet():
+    with torch.inference_mode():
         net = latency.network(1, 64, 50)
         for make in (latency.cached_step, latency.frozen_step):
             torch.manual_seed(0)  # the same keys and values
@@ -292,7 +292,7 @@ def test_padding_counts_rows_neither_attended_nor_scored() -> None:
     masks = int((out.index >= packed.parts[0].batch * 64).sum())
     work = count(system, x, 1)
     assert work.fed == fed
-    assert work.fill == two.batch * two.visibility.num_z - masks > 0
+    assert work.padding == two.batch * two.visibility.num_z - masks > 0
     for name in ("mdlm", "bd3lm, block 16", "esolm, alpha_0 1", "esolm any_order, alpha_0 0.5"):
         kind, options = train.SYSTEMS[name]
-        assert count(find(kind)(mask_id=V - 1, **options), x, 1).fill == 0
+        assert count(find(kind)(mask_id=V - 1, **options), x, 1).padding == 0

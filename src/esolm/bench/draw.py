@@ -13,10 +13,9 @@ from torch import Tensor
 
 from ..core.draw import Draw
 from ..core.randomness import Randomness
-from ..runtime.machine import keep_memory, settle
 from ..sampling.loops import Chooser
 from .naive import multinomial, sorted_nucleus
-from .report import facts, table
+from .report import table
 from .timing import interleaved, ratio, summary
 
 TWIN = {"draw": "softmax + multinomial", "top-p": "top-p by a sort"}
@@ -48,7 +47,6 @@ def run(
     spread: float = 3.0,
     dtype: str = "float32",
     rounds: int = 15,
-    threads: int | None = None,
 ) -> dict[str, Any]:
     """Time draws from logits against softmax + multinomial, and top-p against a full sort.
 
@@ -59,12 +57,7 @@ def run(
         spread: standard deviation of the normally distributed logits.
         dtype: data type of the logits, float32 or bfloat16.
         rounds: number of timed rounds.
-        threads: number of threads; PyTorch's default if not given.
     """
-    settle()
-    keep_memory()
-    if threads:
-        torch.set_num_threads(threads)
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype is {dtype!r}; it must be float32 or bfloat16")
     found: list[dict[str, Any]] = []
@@ -74,23 +67,15 @@ def run(
         with torch.inference_mode():
             seconds = interleaved(cases(logits, top_p), rounds, warmup=2, calls=max(1, CALLS // number))
         for name, twin in TWIN.items():
-            gain = ratio(seconds[twin], seconds[name])
-            found.append(
-                {
-                    "rows": number,
-                    "draw": name,
-                    "twin": twin,
-                    "faster": round(gain.median, 2),
-                    "faster_quartiles": [round(gain.low, 2), round(gain.high, 2)],
-                    "milliseconds": round(1e3 * summary(seconds[name]).median, 3),
-                    "twin_milliseconds": round(1e3 * summary(seconds[twin]).median, 3),
-                }
-            )
-    columns = ("draw", "rows", "× faster", "quartiles", "ms", "than", "ms")
-    lines = [
-        (r["draw"], str(r["rows"]), r["faster"], "{:.1f}-{:.1f}".format(*r["faster_quartiles"]), r["milliseconds"],
-         r["twin"], r["twin_milliseconds"])
-        for r in found
-    ]  # fmt: skip
-    table(f"draws from {vocab_size} logits, {dtype}, top_p {top_p:g}", columns, lines)
-    return {"machine": facts(), "cases": found}
+            gain = ratio(seconds[twin], seconds[name]).record("faster", 2, "faster_quartiles")
+            times = {
+                "milliseconds": round(1e3 * summary(seconds[name]).median, 3),
+                "twin_milliseconds": round(1e3 * summary(seconds[twin]).median, 3),
+            }
+            found.append({"rows": number, "draw": name, "twin": twin, **gain, **times})
+    columns = {
+        "draw": "draw", "rows": "rows:d", "× faster": "faster", "quartiles": "faster_quartiles", "ms": "milliseconds",
+        "than": "twin", "its ms": "twin_milliseconds",
+    }  # fmt: skip
+    table(f"draws from {vocab_size} logits, {dtype}, top_p {top_p:g}", columns, found)
+    return {"cases": found}

@@ -7,8 +7,7 @@ matrix products if they take longer. Both limits are measured in the same rounds
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,10 +16,9 @@ from torch import Tensor
 from ..core.visibility import by_order
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
 from ..net.fold import PRECISIONS, fold
-from ..runtime import machine
 from .machine import gemm
 from .naive import Naive
-from .report import facts, table
+from .report import named, table
 from .timing import interleaved, ratio, summary
 
 NAIVE, TRAINED, READ = "authors' implementation, float32", "not folded, float32", "read"
@@ -103,15 +101,6 @@ def read_step() -> Step:
     return lambda i: buffer.sum()
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Disable gradients and keep freed memory in the process."""
-    machine.settle()
-    machine.keep_memory()
-    with torch.inference_mode():
-        yield
-
-
 def bytes_read(config: DenoiserConfig, precision: str, context: int, batch: int = 1) -> tuple[int, int]:
     """Return the bytes that every step reads: linear weights, and cached keys and values."""
     weights = config.layers * config.width**2 * (4 + 2 * config.mlp_ratio) + config.vocab_size * config.width
@@ -140,7 +129,6 @@ def run(
     context: int = 512,
     rounds: int = 15,
     compiled: bool = False,
-    threads: int | None = None,
     plot: str | None = None,
 ) -> dict[str, Any]:
     """Time one cached step against slower implementations and against the memory bandwidth.
@@ -155,13 +143,10 @@ def run(
         context: cache length of the table and of the second curve.
         rounds: number of timed rounds.
         compiled: also time the step through torch.compile with frozen weights (minutes to compile).
-        threads: number of threads; PyTorch's default if not given.
         plot: file for a plot of the two curves (needs esolm[plot]).
     """
-    if threads:
-        torch.set_num_threads(threads)
     precisions = precisions or ["float32", "bf16", "int8"]
-    with quiet():
+    with torch.inference_mode():
         net = network(layers, width, vocab_size)
         nets: dict[str, Any] = {p: fold(net, p) for p in precisions}
         gflops = {"float32": gemm(torch.float32), "bf16": gemm(torch.bfloat16)}
@@ -172,7 +157,6 @@ def run(
         along = curve(nets, [(c, 1) for c in lengths], rounds, gflops, read)
         wide = curve(nets, [(context, m) for m in masks], rounds, gflops, read)
     result = {
-        "machine": facts(),
         "gemm_gflops": {name: round(value, 1) for name, value in gflops.items()},
         "context": context,
         "steps": steps,
@@ -207,18 +191,15 @@ def single(
             continue
         precision = name.rpartition(", ")[2]
         amount = sum(bytes_read(c, precision, context))
-        gain = ratio(seconds[NAIVE], seconds[name])
         share = ratio([s * amount / READ_BYTES for s in seconds[READ]], seconds[name])
         found[name] = {
-            "faster_than_authors": round(gain.median, 3),
-            "quartiles": [round(gain.low, 3), round(gain.high, 3)],
+            **ratio(seconds[NAIVE], seconds[name]).record("faster_than_authors", 3),
             "milliseconds": round(1e3 * summary(seconds[name]).median, 2),
             "megabytes": round(amount / 1e6, 1),
             "share_of_bandwidth": round(share.median, 3),
         }
         if name.startswith("Eso-LM,"):
-            more = ratio(seconds[name], seconds[f"AR, {precision}"])
-            found[name]["over_ar"] = round(more.median, 3)
+            found[name]["over_ar"] = round(ratio(seconds[name], seconds[f"AR, {precision}"]).median, 3)
     return {"read_gb_per_s": round(READ_BYTES / summary(seconds[READ]).median / 1e9, 1), "cases": found}
 
 
@@ -253,20 +234,17 @@ def show(result: dict[str, Any]) -> None:
     """Print the three tables."""
     steps = result["steps"]
     title = f"one cached step, context {result['context']}; {steps['read_gb_per_s']:g} GB/s read in the same rounds"
-    rows = [
-        (name, r["faster_than_authors"], "{:.2f}-{:.2f}".format(*r["quartiles"]), r["milliseconds"], r["megabytes"],
-         f"{r['share_of_bandwidth']:.0%}", str(r.get("over_ar", "")))
-        for name, r in steps["cases"].items()
-    ]  # fmt: skip
-    table(title, ("case", "× authors'", "quartiles", "ms", "MB", "of bandwidth", "over AR"), rows)
-    for key, column, value in (("by_context", "context", "milliseconds"), ("by_parallelism", "masks", "milliseconds")):
-        columns = ("precision", column, "ms", "ms/token", "predicted ms", "over")
-        lines = [
-            (r["precision"], str(r[column]), r[value], r["milliseconds_per_token"], r["predicted_milliseconds"],
-             r["over_prediction"])
-            for r in result[key]
-        ]  # fmt: skip
-        table(key.replace("_", " "), columns, lines)
+    columns = {
+        "case": "name", "× authors'": "faster_than_authors", "quartiles": "quartiles", "ms": "milliseconds",
+        "MB": "megabytes", "of bandwidth": "share_of_bandwidth:.0%", "over AR": "over_ar",
+    }  # fmt: skip
+    table(title, columns, named(steps["cases"]))
+    for key, column in (("by_context", "context"), ("by_parallelism", "masks")):
+        columns = {
+            "precision": "precision", column: f"{column}:d", "ms": "milliseconds",
+            "ms/token": "milliseconds_per_token", "predicted ms": "predicted_milliseconds", "over": "over_prediction",
+        }  # fmt: skip
+        table(key.replace("_", " "), columns, result[key])
 
 
 def figure(path: str, result: dict[str, Any]) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 from ..core.terms import token_nats
 from ..core.visibility import causal
 from ..net.conditionals import bidirectional_nats, order_nats
-from ..net.denoiser import Denoiser, DenoiserConfig, Rows
+from ..net.denoiser import Denoiser, Rows
 from ..runtime.machine import autocast, pick_precision
-from .report import facts, table
+from .latency import network
+from .report import table
 from .timing import interleaved, ratio, summary
 
 ORDER, PLAIN, PASSES = "one pass per order", "plain forward", "one pass per token"
@@ -32,16 +33,12 @@ def cases(net: Denoiser, x: Tensor, mask_id: int, passes: int, precision: str) -
     def orders(i: int) -> Tensor:
         return torch.rand(batch, length, generator=torch.Generator().manual_seed(i)).argsort(-1)
 
-    def one_pass(i: int) -> Tensor:
-        return order_nats(net, x, orders(i), everything, mask_id)
-
     def plain(i: int) -> Tensor:
         logits = net(x, position, causal(length), out=Rows(slice(0, length)))
         return token_nats(logits.flatten(0, 1), x.flatten(), mask_id)
 
     def each_token(i: int) -> Tensor:
-        scored = chosen.expand(1, -1)
-        return bidirectional_nats(net, x[:1], orders(i)[:1], scored, mask_id, batch_size=batch)
+        return bidirectional_nats(net, x[:1], orders(i)[:1], chosen[None], mask_id, batch_size=batch)
 
     def timed(case: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
         def run(i: int) -> Tensor:
@@ -50,17 +47,18 @@ def cases(net: Denoiser, x: Tensor, mask_id: int, passes: int, precision: str) -
 
         return run
 
-    return {ORDER: timed(one_pass), PLAIN: timed(plain), PASSES: timed(each_token)}
+    return {
+        ORDER: timed(lambda i: order_nats(net, x, orders(i), everything, mask_id)),
+        PLAIN: timed(plain),
+        PASSES: timed(each_token),
+    }
 
 
 def measure(
     length: int, vocab_size: int, batch: int, layers: int, width: int, rounds: int, passes: int, precision: str
 ) -> dict[str, Any]:
     """Measure seconds and ratios for one size."""
-    torch.manual_seed(0)
-    net = Denoiser(DenoiserConfig(vocab_size, length, layers, width, width // 64, dropout=0.0)).eval()
-    for parameter in net.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
+    net = network(layers, width, vocab_size, length)
     x = torch.randint(0, vocab_size - 1, (batch, length))
     passes = min(passes, length)
     seconds = interleaved(cases(net, x, vocab_size - 1, passes, precision), rounds)
@@ -71,10 +69,8 @@ def measure(
         "length": length,
         "vocab_size": vocab_size,
         "batch": batch,
-        "cost_of_plain_forward": round(cost.median, 3),
-        "cost_quartiles": [round(cost.low, 3), round(cost.high, 3)],
-        "faster_than_passes": round(gain.median, 1),
-        "faster_quartiles": [round(gain.low, 1), round(gain.high, 1)],
+        **cost.record("cost_of_plain_forward", 3, "cost_quartiles"),
+        **gain.record("faster_than_passes", 1, "faster_quartiles"),
         "passes_timed": passes,
         "orders_per_second": round(batch / summary(seconds[ORDER]).median, 2),
         "orders_per_second_by_passes": round(passes / length / summary(seconds[PASSES]).median, 5),
@@ -90,7 +86,6 @@ def run(
     rounds: int = 9,
     passes: int = 16,
     precision: str = "float32",
-    threads: int | None = None,
 ) -> dict[str, Any]:
     """Time one pass for all conditionals of an order: its cost in plain forward passes and its gain over L passes.
 
@@ -105,20 +100,16 @@ def run(
         rounds: number of timed rounds.
         passes: number of the L equal separate passes to time.
         precision: auto, float32 or bf16.
-        threads: number of threads; PyTorch's default if not given.
     """
-    if threads:
-        torch.set_num_threads(threads)
     precision = pick_precision(precision, torch.device("cpu"))
     found = [
         measure(length, vocab_size, max(tokens // length, 1), layers, width, rounds, passes, precision)
         for length in lengths or [256, 1024]
     ]
-    columns = ("L", "× plain forward", "quartiles", "× faster than L passes", "orders/s", "by L passes")
-    rows = [
-        (str(r["length"]), r["cost_of_plain_forward"], "{:.2f}-{:.2f}".format(*r["cost_quartiles"]),
-         r["faster_than_passes"], r["orders_per_second"], r["orders_per_second_by_passes"])
-        for r in found
-    ]  # fmt: skip
-    table(f"likelihood of an order, V = {vocab_size}, {layers} x {width}, {precision}", columns, rows)
-    return {"machine": facts(), "precision": precision, "cases": found}
+    columns = {
+        "L": "length:d", "× plain forward": "cost_of_plain_forward", "quartiles": "cost_quartiles",
+        "× faster than L passes": "faster_than_passes", "orders/s": "orders_per_second",
+        "by L passes": "orders_per_second_by_passes",
+    }  # fmt: skip
+    table(f"likelihood of an order, V = {vocab_size}, {layers} x {width}, {precision}", columns, found)
+    return {"precision": precision, "cases": found}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from .report import facts, table
+from .report import table
 
 
 def gemm(dtype: torch.dtype, size: int = 1024, rounds: int = 5) -> float:
@@ -42,14 +42,9 @@ def limits() -> dict[str, float]:
     }
 
 
-def run(threads: int | None = None) -> dict[str, Any]:
-    """Measure matrix products and memory reads.
-
-    Args:
-        threads: number of threads; PyTorch's default if not given.
-    """
-    if threads:
-        torch.set_num_threads(threads)
+def run() -> dict[str, Any]:
+    """Measure matrix products and memory reads."""
     found = limits()
-    table("limits of this machine", ("what", "value"), [(k, v) for k, v in found.items()])
-    return {"machine": facts(), "limits": found}
+    columns = {"what": "what", "value": "value"}
+    table("limits of this machine", columns, ({"what": name, "value": value} for name, value in found.items()))
+    return {"limits": found}

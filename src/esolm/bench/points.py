@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ..model import LanguageModel, load
-from ..runtime.machine import keep_memory
-from .report import facts, table
+from .report import table
 from .timing import interleaved, summary
 
 OPTIONS: dict[str, Callable[[str], Any]] = {
-    "alpha_0": float,
-    "num_steps": int,
-    "sampler": str,
-    "parallelism": int,
-    "window": int,
-    "length": int,
-}
+    "alpha_0": float, "num_steps": int, "sampler": str, "parallelism": int, "window": int, "length": int
+}  # fmt: skip
 
 
 def parse(point: str) -> tuple[str, dict[str, Any]]:
@@ -39,9 +31,7 @@ def parse(point: str) -> tuple[str, dict[str, Any]]:
     return run, options
 
 
-def run(
-    points: list[str], batch: int = 1, rounds: int = 5, which: str = "best", threads: int | None = None
-) -> dict[str, Any]:
+def run(points: list[str], batch: int = 1, rounds: int = 5, which: str = "best") -> dict[str, Any]:
     """Measure passes and seconds of a sample under several settings, each setting once per round.
 
     Args:
@@ -49,11 +39,7 @@ def run(
         batch: samples per batch.
         rounds: timed batches of each setting.
         which: checkpoint of each run, best or last.
-        threads: number of threads; PyTorch's default if not given.
     """
-    if threads:
-        torch.set_num_threads(threads)
-    keep_memory()
     parsed = {point: parse(point) for point in points}
     models = {name: load(name, which=which) for name in dict.fromkeys(name for name, _ in parsed.values())}
     passes: dict[str, list[int]] = {point: [] for point in points}
@@ -68,10 +54,9 @@ def run(
     seconds = interleaved(cases, rounds)
     found = []
     for point in points:
-        times = summary([second / batch for second in seconds[point]])
+        median, *quartiles = summary([second / batch for second in seconds[point]])
         mean = sum(passes[point]) / len(passes[point])
-        about = {"seconds_per_sample": times.median, "quartiles": [times.low, times.high]}
-        found.append({"point": point, "passes": mean} | about)
-    rows = [(f["point"], f["passes"], f["seconds_per_sample"]) for f in found]
-    table(f"samples in batches of {batch}", ("setting", "passes", "s/sample"), rows)
-    return {"machine": facts(), "batch": batch, "points": found}
+        found.append({"point": point, "passes": mean, "seconds_per_sample": median, "quartiles": quartiles})
+    columns = {"setting": "point", "passes": "passes", "s/sample": "seconds_per_sample"}
+    table(f"samples in batches of {batch}", columns, found)
+    return {"batch": batch, "points": found}

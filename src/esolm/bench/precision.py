@@ -19,7 +19,7 @@ from ..model import load
 from ..net.denoiser import Rows
 from ..net.fold import fold
 from ..net.protocol import Network, trainable
-from .report import facts, table
+from .report import named, table
 
 
 def log_probabilities(net: Network, x: Tensor, sigma: Tensor, mask_id: int) -> Tensor:
@@ -38,9 +38,7 @@ def compare(exact: Tensor, low: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
     return (exact.exp() * difference).sum(-1), -low.gather(1, target[:, None])[:, 0]
 
 
-def run(
-    run: str, data: str, sequences: int = 32, split: str = "valid", which: str = "best", threads: int | None = None
-) -> dict[str, Any]:
+def run(run: str, data: str, sequences: int = 32, split: str = "valid", which: str = "best") -> dict[str, Any]:
     """Measure the KL divergence from float32 and the perplexity of bf16 and int8, under random orders of real text.
 
     Args:
@@ -49,10 +47,7 @@ def run(
         sequences: number of sequences, each with its own order.
         split: train or valid.
         which: checkpoint of the run, best or last.
-        threads: number of threads; PyTorch's default if not given.
     """
-    if threads:
-        torch.set_num_threads(threads)
     lm = load(run, which=which)
     if lm.system.exact:
         raise ValueError(f"{run} is left to right and predicts no masks: give a run of another system")
@@ -79,9 +74,6 @@ def run(
             "perplexity_change": float(f"{math.expm1(change.mean()):.3g}"),
             "perplexity_change_error": float(f"{error:.2g}") if len(per_sequence) > 1 else None,
         }
-    rows = [
-        (name, f"{r['kl_nats_per_token']:.2e}", f"{r['perplexity']:.3f}", f"{r['perplexity_change']:+.3%}")
-        for name, r in result.items()
-    ]
-    table(f"{len(base):,} tokens", ("precision", "KL to float32", "perplexity", "change"), rows)
-    return {"machine": facts(), "tokens": len(base), "precisions": result}
+    columns = {"precision": "name", "KL to float32": "kl_nats_per_token:.2e", "perplexity": "perplexity:.3f"}
+    table(f"{len(base):,} tokens", {**columns, "change": "perplexity_change:+.3%"}, named(result))
+    return {"tokens": len(base), "precisions": result}

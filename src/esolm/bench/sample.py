@@ -20,9 +20,9 @@ from ..net.cache import KVCache
 from ..net.fold import PRECISIONS, fold
 from ..sampling.request import Request
 from ..systems import find
-from .latency import bytes_read, network, quiet
+from .latency import bytes_read, network
 from .machine import gemm
-from .report import facts, table
+from .report import named, table
 from .timing import interleaved, ratio, summary
 
 METHOD = (
@@ -41,6 +41,10 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any], int]] = {
     MDLM: ("mdlm", {}, 1),
 }
 """Name and options of each system, and the number of steps after which its work repeats."""
+COLUMNS = {
+    "system": "name", "× esolm": "over_esolm", "quartiles": "quartiles", "precision": "precision",
+    "s/sample": "seconds_per_sample", "samples/h": "samples_per_hour",
+}  # fmt: skip
 
 
 class Primed:
@@ -153,10 +157,8 @@ def measure(
     best = {name: min(found, key=found.__getitem__) for name, found in medians.items()}
     systems = {}
     for name, precision in best.items():
-        more = ratio(totals[name, precision], totals[ESOLM, best[ESOLM]])
         systems[name] = {
-            "over_esolm": round(more.median, 2),
-            "quartiles": [round(more.low, 2), round(more.high, 2)],
+            **ratio(totals[name, precision], totals[ESOLM, best[ESOLM]]).record("over_esolm", 2),
             "precision": precision,
             "seconds_per_sample": round(medians[name][precision] / batch, 2),
             "samples_per_hour": round(3600 * batch / medians[name][precision], 2),
@@ -178,7 +180,6 @@ def run(
     mdlm_seconds: float = 60.0,
     mdlm_tokens: int = 8192,
     gigabytes: float = 6.0,
-    threads: int | None = None,
 ) -> dict[str, Any]:
     """Estimate the time of whole samples with NFE = L from steps timed at several context lengths.
 
@@ -194,10 +195,7 @@ def run(
         mdlm_seconds: time limit after which no further pass of MDLM starts.
         mdlm_tokens: largest number of tokens per pass for which MDLM is timed; larger batches do not help it.
         gigabytes: largest float32 cache; larger batches are skipped.
-        threads: number of threads; PyTorch's default if not given.
     """
-    if threads:
-        torch.set_num_threads(threads)
     lengths, batches = lengths or [2048, 8192], batches or [1, 8, 32]
     for length in lengths:
         if length % 16 or length - starts(length, places)[-1] < 16 * (rounds + 2):
@@ -206,7 +204,7 @@ def run(
                 f"{16 * (rounds + 2)} tokens after the last place, or fewer rounds"
             )
     found = []
-    with quiet():
+    with torch.inference_mode():
         net = network(layers, width, vocab_size)
         nets = {p: fold(net, p) for p in precisions or ["float32", "bf16"]}
         arithmetic = max(nets, key=lambda p: gemm(PRECISIONS[p]))  # MDLM's passes are compute-bound
@@ -217,11 +215,6 @@ def run(
             mdlm = arithmetic if length * batch <= mdlm_tokens else None
             result = measure(nets, length, batch, places, rounds, mdlm, mdlm_seconds)
             found.append(result)
-            rows = [
-                (name, r["over_esolm"], "{:.2f}-{:.2f}".format(*r["quartiles"]), r["precision"],
-                 r["seconds_per_sample"], r["samples_per_hour"])
-                for name, r in result["systems"].items()
-            ]  # fmt: skip
-            columns = ("system", "× esolm", "quartiles", "precision", "s/sample", "samples/h")
-            table(f"a sample of {length} tokens in {length} steps, batch {batch}", columns, rows)
-    return {"machine": facts(), "method": METHOD, "cases": found}
+            title = f"a sample of {length} tokens in {length} steps, batch {batch}"
+            table(title, COLUMNS, named(result["systems"]))
+    return {"method": METHOD, "cases": found}

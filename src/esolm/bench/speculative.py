@@ -5,19 +5,23 @@ Shapes: B batch, d drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..model import Event, LanguageModel, load
-from .report import facts, table
+from .report import named, table
 from .timing import interleaved, ratio, summary
 
 ONE, ADAPTIVE = "one token", "adaptive"
 QUARTERS = 4
+COLUMNS = {
+    "window": "name", "passes": "passes", "rows/pass": "rows_per_pass", "× faster": "faster",
+    "quartiles": "faster_quartiles", "s/sample": "seconds_per_sample", "accepted at 1, 2, 4, 8": "near",
+}  # fmt: skip
 
 
 @dataclass
@@ -73,17 +77,6 @@ def _share(counts: list[int]) -> dict[str, Any]:
     return {"judged": counts[0], "accepted": round(counts[1] / counts[0], 3)}
 
 
-def case(
-    lm: LanguageModel, batch: int, length: int, tally: DraftTally, options: dict[str, Any]
-) -> Callable[[int], None]:
-    """Return a function that draws a batch with the seed of its round and adds it to the tally."""
-
-    def draw(i: int) -> None:
-        tally.add(list(lm.stream(None, batch, length, seed=i, batch_size=batch, **options)))
-
-    return draw
-
-
 def measure(
     lm: LanguageModel, alpha_0: float, windows: list[int], batch: int, length: int, rounds: int, shape: dict[str, Any]
 ) -> dict[str, Any]:
@@ -92,21 +85,17 @@ def measure(
     cases |= {str(w): {"sampler": "speculative", "window": w} for w in windows}
     cases |= {ADAPTIVE: {"sampler": "speculative"}}
     tallies = {name: DraftTally() for name in cases}
-    seconds = interleaved(
-        {
-            name: case(lm, batch, length, tallies[name], {"alpha_0": alpha_0, **shape, **options})
-            for name, options in cases.items()
-        },
-        rounds,
-    )
+
+    def draw(name: str, i: int) -> None:
+        options = {"alpha_0": alpha_0, **shape, **cases[name]}
+        tallies[name].add(list(lm.stream(None, batch, length, seed=i, batch_size=batch, **options)))
+
+    seconds = interleaved({name: partial(draw, name) for name in cases}, rounds)
     found = {}
     for name, tally in tallies.items():
-        gain = ratio(seconds[ONE], seconds[name])
-        found[name] = tally.report() | {
-            "seconds_per_sample": round(summary(seconds[name]).median / batch, 4),
-            "faster": round(gain.median, 3),
-            "faster_quartiles": [round(gain.low, 3), round(gain.high, 3)],
-        }
+        found[name] = tally.report()
+        found[name]["seconds_per_sample"] = round(summary(seconds[name]).median / batch, 4)
+        found[name] |= ratio(seconds[ONE], seconds[name]).record("faster", 3, "faster_quartiles")
     return {"alpha_0": alpha_0, "length": length, "batch": batch, "windows": found}
 
 
@@ -120,7 +109,6 @@ def run(
     temperature: float = 1.0,
     top_p: float = 1.0,
     which: str = "best",
-    threads: int | None = None,
 ) -> dict[str, Any]:
     """Measure passes, acceptance and time of speculative sampling against one token at a time, on an Eso-LM (B).
 
@@ -134,10 +122,7 @@ def run(
         temperature: sampling temperature.
         top_p: nucleus mass.
         which: checkpoint of the run, best or last.
-        threads: number of threads; PyTorch's default if not given.
     """
-    if threads:
-        torch.set_num_threads(threads)
     lm = load(run, which=which)
     shape = {"temperature": temperature, "top_p": top_p}
     found = []
@@ -145,15 +130,9 @@ def run(
         for share in alpha_0 or [1.0, 0.25, 0.0]:
             result = measure(lm, share, windows or [2, 4, 8, 16], batch, length, rounds, shape)
             found.append(result)
-            columns = ("window", "passes", "rows/pass", "× faster", "quartiles", "s/sample", "accepted at 1, 2, 4, 8")
-            rows = [
-                (name, r["passes"], r["rows_per_pass"], r["faster"], "{:.2f}-{:.2f}".format(*r["faster_quartiles"]),
-                 r["seconds_per_sample"], _acceptance(r["acceptance_by_distance"]))
-                for name, r in result["windows"].items()
-            ]  # fmt: skip
-            table(f"alpha_0 = {share:g}, {length} tokens, batch {batch}", columns, rows)
-    return {"machine": facts(), "cases": found}
-
-
-def _acceptance(by_distance: list[dict[str, Any]]) -> str:
-    return " ".join(f"{by_distance[j]['accepted']:.2f}" for j in (0, 1, 3, 7) if j < len(by_distance))
+            rows = named(result["windows"])
+            for row in rows:
+                near = row["acceptance_by_distance"]
+                row["near"] = " ".join(f"{near[j]['accepted']:.2f}" for j in (0, 1, 3, 7) if j < len(near))
+            table(f"alpha_0 = {share:g}, {length} tokens, batch {batch}", COLUMNS, rows)
+    return {"cases": found}

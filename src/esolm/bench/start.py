@@ -14,11 +14,10 @@ import tokenizers
 from tokenizers import models
 
 from ..data.tokenizer import from_json
-from ..runtime.machine import settle
 from ..storage import folder
 from ..systems import find
 from .latency import network
-from .report import facts, table
+from .report import table
 
 PHASES = ("start Python", "import torch", "import esolm", "load", "sample")
 SCRIPT = """
@@ -53,7 +52,6 @@ def run(
         rounds: number of new processes.
         precision: float32, bf16, int8 or auto.
     """
-    settle()
     found: dict[str, list[float]] = {name: [] for name in (*PHASES, "esolm sample")}
     with tempfile.TemporaryDirectory() as home:
         model = Path(home, "model")
@@ -75,8 +73,9 @@ def run(
                 for name, one, two in zip(PHASES, marks, marks[1:], strict=False):
                     found[name].append(two - one)
     seconds = {name: round(statistics.median(times), 3) for name, times in found.items()}
-    table(f"time of a new process, {layers} x {width}, {precision}", ("phase", "seconds"), list(seconds.items()))
-    return {"machine": facts(), "seconds": seconds}
+    records = ({"phase": name, "seconds": value} for name, value in seconds.items())
+    table(f"new process, {layers} x {width}, {precision}", {"phase": "phase", "seconds": "seconds"}, records)
+    return {"seconds": seconds}
 
 
 def write(model: Path, layers: int, width: int, vocab_size: int, length: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,6 +17,10 @@ class Timing(NamedTuple):
     median: float
     low: float  # first and third quartile
     high: float
+
+    def record(self, name: str, digits: int, quartiles: str = "quartiles") -> dict[str, Any]:
+        """The median as `name`, and the quartiles, rounded."""
+        return {name: round(self.median, digits), quartiles: [round(self.low, digits), round(self.high, digits)]}
 
 
 def interleaved(

@@ -24,6 +24,7 @@ def run(argv: Sequence[str]) -> int:
     made = parser(f"bench {name}", str(function.__doc__).split("\n\n    Args:")[0])
     made.prog = f"esolm bench {name}"
     made.add_function_arguments(function)
+    made.add_argument("--threads", type=int, default=None, help="Number of threads; PyTorch's default if not given.")
     made.add_argument(
         "--json", type=str, nargs="?", const="-", default=None, metavar="FILE",
         help="Print JSON and nothing else to standard output. With FILE: the same as --out FILE.",
@@ -36,12 +37,12 @@ def run(argv: Sequence[str]) -> int:
     for file in filter(None, files):
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         check_writable(Path(file), "--out")
+    from ..bench.report import measure, save
+
     with contextlib.redirect_stdout(sys.stderr) if target == "-" else contextlib.nullcontext():
-        result = {"bench": name, "options": options, **function(**options)}
+        result = measure(name, **options)
     if target == "-":
         print(json.dumps(result))
-    from ..bench.report import save
-
     for file in filter(None, files):
         save(file, result)
     return 0
