@@ -291,7 +291,7 @@ def test_padding_counts_rows_neither_attended_nor_scored() -> None:
     assert two.visibility.num_z % 8 == 0
     masks = int((out.index >= packed.parts[0].batch * 64).sum())
     work = count(system, x, 1)
-    assert work.fed == fed
+    assert work.rows == fed
     assert work.padding == two.batch * two.visibility.num_z - masks > 0
     for name in ("mdlm", "bd3lm, block 16", "esolm, alpha_0 1", "esolm any_order, alpha_0 0.5"):
         kind, options = train.SYSTEMS[name]
