@@ -61,7 +61,7 @@ def test_a_batch_too_small_for_both_terms_is_refused() -> None:
     net, x = toy.network(V, 2), toy.text(3, 2, V)
     for kappa in (0.25, 0.75):
         found = toy.make("esolm", MASK, alpha_0=0.5, kappa=kappa)
-        with pytest.raises(ValueError, match="use 4"):
+        with pytest.raises(ValueError, match="4"):
             found.terms(net, Batch(x), Randomness(0, 0, 3), True)
         found.terms(net, Batch(x), Randomness(0, 0, 3), False)  # the bound needs no share
 
