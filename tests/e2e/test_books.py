@@ -35,7 +35,7 @@ def test_it_is_small_and_has_a_card() -> None:
         "package-data in pyproject.toml has no deeper folder"
     )
     card = (PACKAGED / "books" / "README.md").read_text("utf-8")
-    for heading in ("## What it is for", "## Text", "## How it was made"):
+    for heading in ("## Intended use", "## Training text", "## Reproduction"):
         assert heading in card
     about = json.loads((PACKAGED / "books" / "config.json").read_text("utf-8"))["about"]
     assert f"| steps | {about['steps']:,} |" in card
