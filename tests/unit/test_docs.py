@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(esolm.__file__).parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOREIGN = ROOT / "tests" / "support" / "foreign.py"
-PENDING = {"likelihood"}
+PENDING: set[str] = set()
 """Documents in docs/ that are being rewritten; a document that passes leaves this set."""
 SHELL = {"", "sh", "bash", "shell"}
 SKIP = re.compile(r"<!-- not run:(.*?)-->\s*$", re.DOTALL)

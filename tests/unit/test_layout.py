@@ -34,7 +34,7 @@ TWICE: set[str] = {"EsoLM"}
 PROBES: set[str] = set()
 CASTS: set[str] = set()
 UPWARD: set[str] = set()
-SILENT: set[str] = {"interop", "metrics", "viz"}
+SILENT: set[str] = {"interop", "metrics"}
 
 MODULES = {
     str(path.relative_to(ROOT).with_suffix("")): ast.parse(path.read_text())

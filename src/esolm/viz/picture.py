@@ -1,4 +1,4 @@
-"""Denoising as an animated picture, SVG or GIF: every token at its final place, a dot until its pass."""
+"""Animated pictures of denoising, as SVG or GIF: every token at its final place, a dot until it is committed."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from .frames import BREAK, DIFFUSION, GIVEN, SEQUENTIAL, Film, Span, layout, pie
 COLOURS = {GIVEN: "#f0f3f6", DIFFUSION: "#6cb6ff", SEQUENTIAL: "#ffa657"}
 PANEL, BORDER, MASK, QUIET, FRESH = "#161b22", "#3d444d", "#3a414a", "#6e7681", "#ffffff"
 COLUMNS = 80
-FONT, WIDTH, LINE, PADDING, HEAD = 15, 9, 24, 28, 44  # units: letters, a column, a line, around, above the text
-BEFORE, PLAY, PAUSE, AFTER = 0.8, 8.0, 0.3, 4.0  # seconds: only dots, all passes, one pass at most, the whole text
-FADE = 0.6  # seconds in which a new token takes the colour of its phase
-MOMENTS = 160  # at most; of more passes, several become one
-SCALE = 8 / 3  # of the GIF, before it is reduced to half
+FONT, WIDTH, LINE, PADDING, HEAD = 15, 9, 24, 28, 44  # font size, column width, line height, margin, header height
+BEFORE, PLAY, PAUSE, AFTER = 0.8, 8.0, 0.3, 4.0  # seconds: dots only, all passes, one pass at most, the finished text
+FADE = 0.6  # seconds in which a new token fades to the colour of its phase
+MOMENTS = 160  # at most; more passes are merged
+SCALE = 8 / 3  # of the GIF, before it is reduced by half
 FADES = 3  # shades of a new token in a GIF
 FAMILY = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A finished film on a grid, as both kinds of picture draw it. A moment is a pass, or several."""
+    """A finished film on a grid, for both kinds of picture. A moment is one pass, or several merged ones."""
 
     phase: list[str]  # of each token
-    moment: list[int]  # of each token; -1 is there from the start
+    moment: list[int]  # of each token; -1 if given
     counts: list[int]  # passes so far at each moment
     letters: list[Span]
-    dots: list[Span]  # where tokens are to come
+    dots: list[Span]  # placeholders of tokens that are not given
 
     @classmethod
     def of(cls, film: Film, tokenizer: Tokenizer) -> Scene:
-        """The scene of a film that is complete."""
+        """The scene of a complete film."""
         passes = sorted({when for when in film.when if when >= 0})
         moments = min(len(passes), MOMENTS)
         rank = {-1: -1} | {when: k * moments // len(passes) for k, when in enumerate(passes)}
@@ -51,7 +51,7 @@ class Scene:
         return cls(film.phase, [rank[when] for when in film.when], counts, letters, dots)
 
     def at(self, moment: int, spans: list[Span]) -> list[Span]:
-        """Those of the spans that belong to a moment."""
+        """The spans that belong to a moment."""
         return [span for span in spans if self.moment[span.token] == moment]
 
     def kind(self, moment: int) -> str:
@@ -71,18 +71,18 @@ class Scene:
 
     @property
     def seconds(self) -> float:
-        """How long one round takes."""
+        """Duration of one loop."""
         return BEFORE + len(self.counts) * self.pause + AFTER
 
 
 def _bare(span: Span) -> Span:
-    """Without the spaces around it, unless it is all spaces."""
+    """The span without surrounding spaces, unless it is all spaces."""
     text = span.text.strip() or span.text
     return span._replace(column=span.column + span.text.index(text), text=text)
 
 
 def _parts(span: Span) -> Iterator[Span]:
-    """The letters and, apart from them, the signs of line breaks."""
+    """The letters and, separately, the signs for line breaks."""
     letters = span.text.rstrip(BREAK)
     if letters.strip():
         yield span._replace(text=letters)
@@ -95,7 +95,7 @@ def _baseline(line: int) -> int:
 
 
 def svg(film: Film, tokenizer: Tokenizer) -> str:
-    """An animated SVG without scripts; where nothing moves it shows the finished text."""
+    """An animated SVG without scripts; without animation it shows the finished text."""
     scene = Scene.of(film, tokenizer)
     width, height = scene.size
     body = [_head(scene), *_dots(scene), *_letters(scene)]
@@ -110,7 +110,7 @@ def svg(film: Film, tokenizer: Tokenizer) -> str:
 
 
 def _style(scene: Scene) -> str:
-    """Colours, and for each moment when its tokens appear and its dots go."""
+    """The style sheet: colours, and for each moment when its tokens appear and its dots disappear."""
     total, moments = scene.seconds, len(scene.counts)
 
     def at(seconds: float) -> str:
@@ -142,7 +142,7 @@ def _style(scene: Scene) -> str:
 
 
 def legend(scene: Scene) -> Iterator[tuple[int, str]]:
-    """The phases that occur, and the column where each is explained."""
+    """The phases that occur, each with the column of its label."""
     column = 0
     for phase in (phase for phase in COLOURS if phase in scene.phase):
         yield column, phase
@@ -150,7 +150,7 @@ def legend(scene: Scene) -> Iterator[tuple[int, str]]:
 
 
 def _head(scene: Scene) -> str:
-    """The legend, the number of network evaluations, and a line that grows with it."""
+    """The legend, the number of network evaluations, and a progress line."""
     right, y = PADDING + COLUMNS * WIDTH, PADDING + FONT - 3
     parts = []
     for column, phase in legend(scene):
@@ -170,7 +170,7 @@ def _head(scene: Scene) -> str:
 
 
 def _bar(scene: Scene, y: int) -> str:
-    """A line in the colours of the phases, each as long as its passes; what is to come is covered."""
+    """The progress line in the colours of the phases, under a cover that shrinks."""
     parts, x = [], float(PADDING)
     for phase, width in shares(scene).items():
         parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="2" fill="{COLOURS[phase]}"/>')
@@ -180,13 +180,13 @@ def _bar(scene: Scene, y: int) -> str:
 
 
 def shares(scene: Scene) -> dict[str, float]:
-    """The width of each phase when the whole text has the moments of all."""
+    """The width of each phase on the progress line, in proportion to its moments."""
     kinds = [scene.kind(m) for m in range(len(scene.counts))]
     return {kind: COLUMNS * WIDTH * kinds.count(kind) / len(kinds) for kind in (DIFFUSION, SEQUENTIAL) if kinds}
 
 
 def _dots(scene: Scene) -> Iterator[str]:
-    """The dots of each moment, each as wide as what is to come."""
+    """The dots of each moment, each as wide as its token."""
     for m in range(len(scene.counts)):
         yield f'<g class="d" style="animation-name:d{m}">{"".join(map(_dot, scene.at(m, scene.dots)))}</g>'
 
@@ -205,7 +205,7 @@ def _letters(scene: Scene) -> Iterator[str]:
 
 
 def _text(span: Span) -> str:
-    """One stretch of letters, held to its columns whatever the font."""
+    """One span, stretched to its columns in any font."""
     cells = cell_len(span.text)
     hold = f' textLength="{cells * WIDTH}"' if cells > 1 else ""
     quiet = ' class="q"' if span.text[0] == BREAK else hold
@@ -213,7 +213,7 @@ def _text(span: Span) -> str:
 
 
 def need_gif() -> None:
-    """Raise ValueError if GIFs cannot be drawn here."""
+    """Raise ValueError if the packages that draw GIFs are missing."""
     if any(importlib.util.find_spec(name) is None for name in ("PIL", "matplotlib")):
         raise ValueError("a GIF needs an extra: pip install 'esolm[plot]'; an SVG does not")
 
@@ -231,7 +231,7 @@ def gif(film: Film, tokenizer: Tokenizer) -> bytes:
 
 
 def paint(scene: Scene) -> Iterator[Any]:
-    """A Pillow image of only dots, one for each moment, and one of the finished text; each painted over the last."""
+    """Pillow images: dots only, one for each moment, and the finished text. All share one canvas."""
     pen, moments, fading = Pen(*scene.size), len(scene.counts), 1 + int(FADE / scene.pause)
     for span in scene.dots:
         x, y = PADDING + span.column * WIDTH + 1, _baseline(span.line) - 9
@@ -245,7 +245,7 @@ def paint(scene: Scene) -> Iterator[Any]:
 
 
 def _paint_letters(pen: Pen, scene: Scene, moment: int, age: float) -> None:
-    """The tokens of a moment, from bright at age 0 to the colour of their phase at age 1."""
+    """Paint the tokens of a moment, from bright at age 0 to the colour of their phase at age 1."""
     for span in (*scene.at(moment, scene.dots), *scene.at(moment, scene.letters)):
         pen.clear(PADDING + span.column * WIDTH, _baseline(span.line) - FONT, cell_len(span.text) * WIDTH, LINE - 2)
     for span in scene.at(moment, scene.letters):
@@ -255,7 +255,7 @@ def _paint_letters(pen: Pen, scene: Scene, moment: int, age: float) -> None:
 
 
 class Pen:
-    """A Pillow image in the units of the SVG, drawn large and then reduced, which smooths it."""
+    """A Pillow image in the units of the SVG, drawn large and then reduced to smooth it."""
 
     def __init__(self, width: int, height: int) -> None:
         from PIL import Image, ImageDraw
@@ -264,21 +264,22 @@ class Pen:
         self.draw = ImageDraw.Draw(self.image)
 
     def text(self, column: int, y: int, text: str, colour: str, bold: bool = False) -> None:
-        """Letters from a column on."""
+        """Draw text from a column on."""
         place = ((PADDING + column * WIDTH) * SCALE, y * SCALE)
         self.draw.text(place, text, colour, _font(bold), anchor="ls")
 
     def clear(self, x: int, y: int, width: int, height: int) -> None:
-        """Nothing but the panel there."""
+        """Clear a rectangle to the background."""
         self.draw.rectangle((x * SCALE, y * SCALE, (x + width) * SCALE - 1, (y + height) * SCALE - 1), PANEL)
 
     def box(self, x: float, y: int, width: float, height: int, colour: str) -> None:
-        """A rectangle with round ends."""
+        """Draw a rectangle with round ends."""
         corners = (x * SCALE, y * SCALE, (x + width) * SCALE, (y + height) * SCALE)
         self.draw.rounded_rectangle(corners, min(width, height) * SCALE / 2, colour)
 
 
 def _paint_head(pen: Pen, scene: Scene, now: int) -> None:
+    """Paint the legend, the number of network evaluations and the progress line."""
     y, full, counts = PADDING + FONT - 3, COLUMNS * WIDTH, [0, *scene.counts]
     pen.clear(0, 0, scene.size[0], PADDING + HEAD - 4)
     for column, phase in legend(scene):
@@ -297,7 +298,7 @@ def _paint_head(pen: Pen, scene: Scene, now: int) -> None:
 
 @functools.cache
 def _font(bold: bool) -> Any:
-    """DejaVu Sans Mono, which comes with matplotlib."""
+    """DejaVu Sans Mono, which is part of matplotlib."""
     import matplotlib
     from PIL import ImageFont
 
@@ -306,13 +307,13 @@ def _font(bold: bool) -> Any:
 
 
 def _mix(one: str, other: str, share: float) -> str:
-    """A colour between two."""
+    """Interpolate between two colours."""
     pairs = ((int(one[k : k + 2], 16), int(other[k : k + 2], 16)) for k in (1, 3, 5))
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
 def _palette() -> Any:
-    """Every ink in even shades down to the panel: one palette for all frames, so that nothing flickers."""
+    """Every colour in even shades down to the background: one palette for all frames, to avoid flicker."""
     from PIL import Image
 
     fading = (_mix(FRESH, COLOURS[p], k / FADES) for p in (DIFFUSION, SEQUENTIAL) for k in range(1, FADES + 1))
