@@ -6,42 +6,57 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .core.batch import Batch
     from .core.draw import Draw
     from .core.order import Schedule
     from .core.randomness import Randomness
     from .core.visibility import Visibility
-    from .model import LanguageModel, Samples, load
+    from .likelihood.orders import LogProb
+    from .model import LanguageModel, load
     from .net.denoiser import Denoiser, DenoiserConfig, Rows
+    from .sampling.events import Samples
+    from .sampling.options import SamplingOptions
+    from .systems import AnyOrder, System
     from .training.config import RunConfig
     from .training.trainer import Trainer
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "AnyOrder": "systems",
+    "Batch": "core.batch",
     "Denoiser": "net.denoiser",
     "DenoiserConfig": "net.denoiser",
     "Draw": "core.draw",
     "LanguageModel": "model",
+    "LogProb": "likelihood.orders",
     "Randomness": "core.randomness",
     "Rows": "net.denoiser",
     "RunConfig": "training.config",
-    "Samples": "model",
+    "Samples": "sampling.events",
+    "SamplingOptions": "sampling.options",
     "Schedule": "core.order",
+    "System": "systems",
     "Trainer": "training.trainer",
     "Visibility": "core.visibility",
     "load": "model",
 }
 
 __all__ = [
+    "AnyOrder",
+    "Batch",
     "Denoiser",
     "DenoiserConfig",
     "Draw",
     "LanguageModel",
+    "LogProb",
     "Randomness",
     "Rows",
     "RunConfig",
     "Samples",
+    "SamplingOptions",
     "Schedule",
+    "System",
     "Trainer",
     "Visibility",
     "load",
