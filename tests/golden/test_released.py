@@ -19,6 +19,7 @@ from esolm.data.tokenizer import EOS
 from esolm.interop import released
 from esolm.interop.ckpt import Checkpoint
 from esolm.interop.convert import convert
+from support.released import to_released
 
 HERE = Path(__file__).parent
 CKPT = HERE / "lightning_tiny.ckpt"
@@ -41,7 +42,7 @@ def test_the_averaged_weights_are_converted(tmp_path: Path, capsys: pytest.Captu
     lm = esolm.load(tmp_path / "out")
     assert (lm.system.alpha_0, lm.system.variant, lm.system.kappa, lm.system.mask_id) == (0.5, "B", 0.5, 49)
     expected = load_file(HERE / "lightning_tiny.ema_expected.safetensors")
-    found = released.to_released(lm.net.state_dict(), lm.net.config)
+    found = to_released(lm.net.state_dict(), lm.net.config)
     assert found.keys() - expected.keys() <= {"backbone.rotary_emb.inv_freq"}
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
     assert lm.tokenizer.encode("w7") == [7]
@@ -50,7 +51,7 @@ def test_the_averaged_weights_are_converted(tmp_path: Path, capsys: pytest.Captu
 
 def test_the_raw_weights_on_request(tmp_path: Path) -> None:
     lm, file = convert(str(CKPT), tmp_path / "out", weights="raw"), Checkpoint(CKPT)
-    found = released.to_released(lm.net.state_dict(), lm.net.config)
+    found = to_released(lm.net.state_dict(), lm.net.config)
     assert list(found) == list(file.tree["state_dict"])
     for name, stored in file.tree["state_dict"].items():
         torch.testing.assert_close(found[name], file.load(stored), rtol=1e-6, atol=0)
@@ -95,7 +96,7 @@ def test_full_size_names_are_all_known_in_both_directions(name: str) -> None:
     source = released.ReleasedCheckpoint(Path(name), plain, {"model.length": 1024, "model.n_heads": 12}, None)
     with torch.device("meta"):
         net = released.make_net(source)  # refuses what is missing or left over
-        back = released.to_released(net.state_dict(), net.config)
+        back = to_released(net.state_dict(), net.config)
     assert (net.config.layers, net.config.width, net.config.vocab_size) == (12, 768, 50258)
     assert net.config.adaln == (name != "ar")
     assert {key: tuple(t.shape) for key, t in back.items()} == shapes
@@ -119,7 +120,7 @@ def test_full_size_files_convert(tmp_path: Path, name: str) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(50256)} | {EOS: 50256}))
     words.save(str(tmp_path / "words.json"))
     lm = convert(str(tmp_path / "a.ckpt"), tmp_path / "out", tokenizer=str(tmp_path / "words.json"))
-    back = released.to_released(lm.net.state_dict(), lm.net.config)
+    back = to_released(lm.net.state_dict(), lm.net.config)
     assert back.keys() == state.keys()
     assert [key for key in ema_order if not torch.equal(back[key], state[key].float())] == []
     (tmp_path / "a.ckpt").unlink()

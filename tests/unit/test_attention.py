@@ -14,7 +14,7 @@ from torch import Tensor
 from esolm.core.visibility import Packed, Part, Visibility, block, by_order, causal, full, prefix, sorted_two_stream
 from esolm.net import attention
 from esolm.net import tiling as tiling_module
-from esolm.net.attention import attend, attend_asked, dense
+from esolm.net.attention import attend, dense
 from esolm.net.tiling import tile_rows
 from support import toy
 
@@ -147,7 +147,7 @@ def test_inputs_in_one_row_are_as_they_are_alone(name: str, asked: bool) -> None
     sizes = [2 * visibility.rank.shape[1] for visibility, _ in PARTS[name]]
     q, k, v = (torch.randn(1, 2, sum(sizes), 4, dtype=torch.float64).requires_grad_() for _ in range(3))
     probe = torch.randn(1, 2, sum(sizes), 4, dtype=torch.float64)
-    out = (attend_asked if asked else attend)(q, k, v, packed, slice(0, sum(sizes)))
+    out = attend(q, k, v, packed, slice(0, sum(sizes)), asked)
     expected = torch.zeros_like(out)
     for (visibility, span), *rows in zip(PARTS[name], *(torch.arange(sum(sizes)).split(sizes),)):
         slots = visibility.rank.shape[1]

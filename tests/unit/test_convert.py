@@ -24,6 +24,7 @@ from esolm.likelihood.scoring import score
 from esolm.likelihood.texts import read
 from esolm.storage import folder
 from support import toy
+from support.released import to_released
 
 BYTES = tokenizer("bytes")
 L = 8
@@ -37,7 +38,7 @@ MODEL = {"hidden_size": 16, "n_blocks": 2, "n_heads": 2, "cond_dim": 4, "length"
 def content(seed: int = 0, algo: dict[str, Any] | None = None, **sizes: Any) -> dict[str, Any]:
     """What a Lightning checkpoint of a toy network holds."""
     net = toy.network(BYTES.vocab_size, L, torch.float32, seed, **sizes)
-    state = released.to_released(net.state_dict(), net.config)
+    state = to_released(net.state_dict(), net.config)
     shadow = [t + 1 for name, t in state.items() if not name.endswith(released.ROTARY)]
     config = {"algo": ALGO if algo is None else algo, "model": MODEL}
     kept = {"config": config, "vocab_size": BYTES.vocab_size}
@@ -76,7 +77,7 @@ def test_averaged_and_raw_weights(tmp_path: Path, out: Path) -> None:
     assert ema.system == toy.make("esolm", BYTES.mask_id, alpha_0=0.25)
     assert json.loads((out / "config.json").read_text())["about"]["steps"] == 7
     assert [p.name for p in out.parent.iterdir()] == ["out"]
-    again = released.to_released(raw.net.state_dict(), raw.net.config)
+    again = to_released(raw.net.state_dict(), raw.net.config)
     assert list(again) == list(what["state_dict"])
     assert all(torch.equal(again[name], what["state_dict"][name]) for name in again)
 
@@ -247,7 +248,7 @@ def test_the_other_repositories(tmp_path: Path, out: Path) -> None:
 
 def test_hugging_face_folders(tmp_path: Path, out: Path) -> None:
     net = toy.network(BYTES.vocab_size, L, torch.float32)
-    state = released.to_released(net.state_dict(), net.config, "")
+    state = to_released(net.state_dict(), net.config, "")
     (hf := tmp_path / "hf").mkdir()
     config = {"hidden_size": 16, "n_blocks": 2, "n_heads": 2, "cond_dim": 4, "model_length": L, "model_type": "EsoLM"}
 

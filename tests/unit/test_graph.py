@@ -7,7 +7,6 @@ Shapes: B batch, L length, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,8 +228,7 @@ def test_a_cpu_has_no_graphs_and_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> N
         "graph": lambda graph, pool: Fake(f"recording in {pool}"),
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    device = torch.device("cuda", 1)
-    monkeypatch.setattr(net, "embed", SimpleNamespace(weight=SimpleNamespace(device=device, dtype=torch.double)))
+    monkeypatch.setattr(net, "device", torch.device("cuda", 1))
     graphs: Any = replayed(net)
     assert isinstance(graphs, Graphed)
     replay, found = graphs.capture(lambda: (said.append("step"), torch.ones(1))[1])

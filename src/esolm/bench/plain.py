@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing as mp
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ..core.visibility import Packed, Visibility
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows, modulate, modulated_norm, rotary_table
 from ..net.head import Score
 from ..runtime.machine import autocast, keep_memory, settle
-from ..systems import find
+from ..systems import System, find
 
 
 class PlainDenoiser(Denoiser):
@@ -54,6 +55,22 @@ class PlainDenoiser(Denoiser):
         return self.head(modulated_norm(h, self.norm, *modulate(self, cond, 2))).flatten(0, 1)
 
 
+def training_step(system: System, net: Denoiser, x: Tensor, precision: str) -> Callable[[int], None]:
+    """Return a function that runs training step number `i`."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-6, fused=True)
+    scored = torch.ones_like(x, dtype=torch.bool)
+
+    def step(i: int) -> None:
+        rng = Randomness(fold(1, i), 0, len(x))
+        with autocast(x.device, precision):
+            terms = system.terms(net, Batch(x), rng, True)
+        total(terms, system.counts(scored, rng)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
 def peak(config: DenoiserConfig, name: str, options: dict[str, Any], batch: int, precision: str, plain: bool) -> float:
     """Return the peak memory in bytes that two training steps add to a new process, with weights and AdamW's state."""
     context = mp.get_context("spawn")
@@ -74,14 +91,9 @@ def _peak(
     system = find(name)(mask_id=config.vocab_size - 1, **options)
     before = _highest()
     net = (PlainDenoiser if plain else Denoiser)(config)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-6, fused=True)
-    for i in range(2):
-        rng = Randomness(fold(1, i), 0, batch)
-        with autocast(x.device, "float32" if plain else precision):
-            terms = system.terms(net, Batch(x), rng, True)
-        total(terms, system.counts(torch.ones_like(x) > 0, rng)).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    step = training_step(system, net, x, "float32" if plain else precision)
+    step(0)
+    step(1)
     queue.put(_highest() - before)
 
 

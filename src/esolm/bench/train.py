@@ -7,25 +7,20 @@ the last block and through the head, and attending pairs of slots.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..core.batch import Batch
-from ..core.randomness import Randomness, fold
-from ..core.terms import total
 from ..net.denoiser import Denoiser, DenoiserConfig
-from ..runtime.machine import autocast, pick_precision
+from ..runtime.machine import pick_precision
 from ..systems import System, find
 from ..training.cost import count, memory
 from ..training.options import Compute
 from . import weak
 from .latency import network
 from .machine import limits
-from .plain import PlainDenoiser, peak
+from .plain import PlainDenoiser, peak, training_step
 from .report import named, table
 from .timing import interleaved, ratio, summary
 
@@ -49,22 +44,6 @@ PLAIN_COLUMNS = {
     "planned": "planned_bytes:,", "plain, bytes": "plain_peak_bytes:,",
 }  # fmt: skip
 MODE_COLUMNS = {"mode": "name", "speedup": "speedup", "quartiles": "quartiles", "tokens/s": "tokens_per_second"}
-
-
-def training_step(system: System, net: Denoiser, x: Tensor, precision: str) -> Callable[[int], None]:
-    """Return a function that runs training step number `i`."""
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-6, fused=True)
-    scored = torch.ones_like(x, dtype=torch.bool)
-
-    def step(i: int) -> None:
-        rng = Randomness(fold(1, i), 0, len(x))
-        with autocast(x.device, precision):
-            terms = system.terms(net, Batch(x), rng, True)
-        total(terms, system.counts(scored, rng)).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
 
 
 def measure(names: list[str], rounds: int, precision: str, config: DenoiserConfig, batch: int) -> Records:

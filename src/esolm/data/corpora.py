@@ -41,11 +41,8 @@ def corpus(spec: str, reading: Reading | None = None) -> Corpus:
     reading = reading or Reading()
     kind, _, rest = spec.partition(":")
     if spec == "pydocs":
-        return Corpus(
-            name=pydocs.name(),
-            sources=((pydocs.name(), pydocs.sha256()),),
-            train=lambda: (Document(text) for text in pydocs.documents()),
-        )
+        sources = ((pydocs.name(), pydocs.sha256()),)
+        return Corpus(pydocs.name(), sources, lambda: (Document(text) for text in pydocs.documents()))
     if kind == "text" and rest:
         return _files(kind, rest, reading)
     if kind == "hf" and rest:
@@ -83,7 +80,8 @@ def split(corpus: Corpus, valid: Corpus | None, fraction: float, seed: int = 0) 
         raise ValueError(f"valid_fraction is {fraction}: it must lie between 0 and 1")
     given = valid.train if valid is not None else corpus.valid
     if given is not None:
-        return _without_held(lambda: _joined(corpus.train, given), given())
+        parts = {"train": corpus.train, "valid": given}
+        return _without_held(lambda: ((name, d) for name, part in parts.items() for d in part()), given())
     if corpus.holdout is not None:
         return _split_last(corpus, corpus.holdout)
     border = int(fraction * 2.0**64)
@@ -124,11 +122,6 @@ def _last_break(text: str, end: int, reach: int) -> int:
         if found >= 0:
             return found + len(mark)
     return end
-
-
-def _joined(train: DocumentStream, valid: DocumentStream) -> Iterator[tuple[str, Document]]:
-    yield from (("train", d) for d in train())
-    yield from (("valid", d) for d in valid())
 
 
 def _without_held(stream: SplitStream, valid: Iterable[Document]) -> SplitStream:

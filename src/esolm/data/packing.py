@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -60,15 +61,11 @@ def packing(name: str, length: int, eos_id: int | None, bos_id: int | None, targ
         raise ValueError(
             f"packing {name!r} needs an EOS token, which this tokenizer does not have: choose another tokenizer"
         )
-    if name == "wrap":
-        return lambda chunks, totals: wrap(chunks, totals, length, eos_id)
+    if name == "conditional":
+        return partial(conditional, length=length, eos=eos_id, prompt_length=length - target_length)
     if name == "cls":
-        return lambda chunks, totals: cls(chunks, totals, length, bos_id)
-    if name == "pad":
-        return lambda chunks, totals: pad(chunks, totals, length, eos_id)
-    if name == "single":
-        return lambda chunks, totals: single(chunks, totals, length, eos_id)
-    return lambda chunks, totals: conditional(chunks, totals, length, eos_id, length - target_length)
+        return partial(cls, length=length, bos=bos_id)
+    return partial({"wrap": wrap, "pad": pad, "single": single}[name], length=length, eos=eos_id)
 
 
 def wrap(chunks: Iterable[Chunk], totals: PackingTotals, length: int, eos: int) -> Iterator[PackedRows]:

@@ -7,7 +7,7 @@ import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import numpy as np
 
@@ -18,10 +18,6 @@ from .packing import Chunk, PackedRows, Packing, PackingTotals
 from .tokenizer import Tokenizer
 
 _SHARD = 1 << 26  # tokens per shard, at least
-
-
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
 
 
 def encode(tokenizer: Tokenizer, detokenizer: str | None, separator: str, documents: Sequence[Document]) -> Chunk:
@@ -66,15 +62,8 @@ def write_split(folder: Path, name: str, chunks: Iterable[Chunk], packing: Packi
     rows = (rows for rows in packing(chunks, totals) if len(rows.tokens))
     for first in rows:
         shards.append(_write_shard(folder, f"{name}-{len(shards):05d}.bin", first, rows, dtype))
-    return Split(
-        documents=totals.documents,
-        skipped=totals.skipped,
-        sequences=sum(shard.sequences for shard in shards),
-        tokens=totals.tokens,
-        dropped=totals.dropped,
-        bytes=round(totals.bytes),
-        shards=tuple(shards),
-    )
+    sequences, size = sum(shard.sequences for shard in shards), round(totals.bytes)
+    return Split(totals.documents, totals.skipped, sequences, totals.tokens, totals.dropped, size, tuple(shards))
 
 
 def _write_shard(folder: Path, name: str, first: PackedRows, rest: Iterator[PackedRows], dtype: np.dtype) -> Shard:
@@ -95,7 +84,7 @@ def _write_shard(folder: Path, name: str, first: PackedRows, rest: Iterator[Pack
     return Shard(name, sequences, tokens.hexdigest(), None if heads is None else counts.hexdigest())
 
 
-def _append(file: BinaryIO, digest: _Hash, array: np.ndarray) -> None:
+def _append(file: BinaryIO, digest: hashlib._Hash, array: np.ndarray) -> None:
     data = array.tobytes()
     digest.update(data)
     file.write(data)

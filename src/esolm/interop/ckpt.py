@@ -123,20 +123,14 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in CONSTRUCTORS:
             return CONSTRUCTORS[module, name]
-        made = self.classes.get((module, name))
-        return made or self.classes.setdefault(
-            (module, name), type("Inert", (Inert,), {"module": module, "name": name})
-        )
+        made = self.classes.get((module, name)) or type("Inert", (Inert,), {"module": module, "name": name})
+        return self.classes.setdefault((module, name), made)
 
     def persistent_load(self, reference: Any) -> Storage:
         kind, cls, record, _, elements = reference
         name = cls.name if isinstance(cls, type) and issubclass(cls, Inert) else ""
-        if (
-            kind != "storage"
-            or name not in DTYPES
-            or not re.fullmatch(r"\d+", str(record))
-            or type(elements) is not int
-        ):
+        wrong = kind != "storage" or name not in DTYPES or type(elements) is not int
+        if wrong or not re.fullmatch(r"\d+", str(record)):
             raise pickle.UnpicklingError(f"a storage of type {name or cls!r} is not one of {', '.join(DTYPES)}")
         return Storage(DTYPES[name], str(record), elements)
 
@@ -153,10 +147,9 @@ class Checkpoint:
             order = f"{self.folder}byteorder"
             if order in self.file.namelist() and self.file.read(order) != b"little":
                 raise ValueError("it was saved on a big-endian machine: save it again on a little-endian one")
+            # torch.save never compresses, and a small file could expand without limit.
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in self.file.infolist()):
-                raise ValueError(
-                    "it is compressed"
-                )  # torch.save never compresses, and a small file could expand without limit
+                raise ValueError("it is compressed")
             tree = _Reader(self.file.read(pickled)).load()
         except zipfile.BadZipFile as error:
             raise ValueError(f"{path} cannot be read: {_BROKEN}, or it was saved before PyTorch 1.6") from error

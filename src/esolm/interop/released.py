@@ -51,22 +51,6 @@ def our_name(name: str) -> str:
     return name
 
 
-def released_name(name: str) -> str:
-    """The inverse of `our_name`."""
-    for theirs, ours in NAMES:
-        if name.startswith(ours) or (ours.startswith(".") and ours in name):
-            return name.replace(ours, theirs)
-    return name
-
-
-def to_released(state: Mapping[str, Tensor], config: DenoiserConfig, prefix: str = "backbone.") -> dict[str, Tensor]:
-    """A state dict of ours with the released names and order and the rotary buffer, as the authors' code loads it."""
-    places = ("embed.", "time.", ROTARY, "blocks.", "norm.", "head.", "modulation.")
-    every = {**state, ROTARY: rotary(config, state["embed.weight"].device)}
-    order = sorted(every, key=lambda name: next(i for i, place in enumerate(places) if name.startswith(place)))
-    return {prefix + released_name(name): every[name] for name in order}
-
-
 def rotary(config: DenoiserConfig, device: torch.device) -> Tensor:
     """The frequencies of the rotary embedding, a buffer in the released networks."""
     width = config.width // config.heads
@@ -76,12 +60,12 @@ def rotary(config: DenoiserConfig, device: torch.device) -> Tensor:
 def make_net(found: ReleasedCheckpoint) -> Denoiser:
     """The network of a checkpoint. Its sizes come from the tensors and must agree with the stored configuration."""
     state, stated_sizes = found.state, _stated_sizes(found)
-    ours = {our_name(name): tensor for name, tensor in state.items() if not name.endswith(BUFFERS)}
-    for name, dims in {"embed.weight": 2, "blocks.0.mlp.0.weight": 2}.items():
-        if name not in ours or ours[name].dim() != dims:
+    for name in ("vocab_embed.embedding", "blocks.0.mlp.0.weight"):
+        if name not in state or state[name].dim() != 2:
             raise ValueError(
-                f"{found.path} has no {released_name(name)}: it is not of this family. It has {', '.join(state)!s:.200}"
+                f"{found.path} has no matrix {name}: it is not of this family. It has {', '.join(state)!s:.200}"
             )
+    ours = {our_name(name): tensor for name, tensor in state.items() if not name.endswith(BUFFERS)}
     size, width = ours["embed.weight"].shape
     layers = 1 + max(int(match[1]) for name in ours if (match := re.match(r"blocks\.(\d+)\.", name)))
     sizes: dict[str, Any] = {

@@ -19,7 +19,7 @@ def ngram_perplexity(train: np.ndarray, held_out: np.ndarray, vocab_size: int, o
     if order not in (1, 2):
         raise ValueError(f"no {order}-gram model: choose order 1 or 2")
     if order == 1:
-        return float(np.exp(_unigram_nats(train, held_out, vocab_size).mean()))
+        return float(np.exp(-np.log(_unigram(train, vocab_size))[held_out].mean()))
     cut = max(1, len(train) - max(1, len(train) // 10))
     strengths = 2.0 ** np.arange(0, 15)
     nats = [_bigram_nats(train[:cut], train[cut:] if cut < len(train) else train, vocab_size, s) for s in strengths]
@@ -30,10 +30,6 @@ def ngram_perplexity(train: np.ndarray, held_out: np.ndarray, vocab_size: int, o
 def _unigram(train: np.ndarray, vocab_size: int) -> np.ndarray:
     counts = np.bincount(train.ravel(), minlength=vocab_size).astype(np.float64) + 1
     return counts / counts.sum()
-
-
-def _unigram_nats(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> np.ndarray:
-    return -np.log(_unigram(train, vocab_size))[held_out]
 
 
 def _bigram_nats(train: np.ndarray, held_out: np.ndarray, vocab_size: int, strength: float) -> float:

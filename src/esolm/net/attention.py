@@ -24,10 +24,15 @@ HALVES = ("two_stream", "two_stream_prefix", "block")
 """Patterns with a z half and an x half."""
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice | None) -> Tensor:
-    """Attention of the query slots in `span`, or of all: q [B, H, N, D], k and v [B, H, K, D] -> [B, H, N, D]."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice | None, asked: bool = False
+) -> Tensor:
+    """Attention of the query slots in `span`, or of all: q [B, H, N, D], k and v [B, H, K, D] -> [B, H, N, D].
+
+    asked: of packed inputs, only the rows that get logits are needed; the others may be zero.
+    """
     if isinstance(visibility, Packed):
-        return _packed(q, k, v, visibility, asked=False)
+        return _packed(q, k, v, visibility, asked)
     slots = visibility.rank.shape[1]
     span = slice(0, slots) if span is None else span
     whole = span.start == 0 and span.stop == slots
@@ -41,13 +46,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, spa
     if visibility.kind in (*HALVES, "causal") and not q.is_cuda and piece.fast:
         return _fast(q, k, v, (piece,))
     return dense(q, k, v, visibility, span)
-
-
-def attend_asked(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice | None) -> Tensor:
-    """The same for the rows that get logits only; the other rows of packed inputs may be zero."""
-    if isinstance(visibility, Packed):
-        return _packed(q, k, v, visibility, asked=True)
-    return attend(q, k, v, visibility, span)
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, asked: bool) -> Tensor:
@@ -267,13 +265,9 @@ def _run_backward(
         found = _flash_backward(
             grad[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], part, tiling.mask(tile), sees == "causal"
         )
-        _write(dq[:, :, rows], found[0], new_rows)
-        _write(dk[:, :, keys], found[1], new_keys)
-        _write(dv[:, :, keys], found[2], new_keys)
-
-
-def _write(into: Tensor, change: Tensor, new: bool) -> None:
-    into.copy_(change) if new else into.add_(change)
+        parts = (dq[:, :, rows], new_rows), (dk[:, :, keys], new_keys), (dv[:, :, keys], new_keys)
+        for (part_of, new), change in zip(parts, found, strict=True):
+            part_of.copy_(change) if new else part_of.add_(change)
 
 
 def _fold(t: Tensor, size: int) -> Tensor:

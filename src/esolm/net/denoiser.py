@@ -17,11 +17,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..core.visibility import Packed, Visibility
-from .attention import attend, attend_asked
+from .attention import attend
 from .cache import KVCache, Window
 from .head import Score, score_rows
 
 TIME_FEATURES = 256
+Rotary = tuple[Tensor, Tensor]
+"""cos and sin of the rotary embedding."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Block(nn.Module):
         self,
         h: Tensor,
         cond: Tensor | None,
-        rotary: tuple[Tensor, Tensor],
+        rotary: Rotary,
         visibility: Visibility | Packed,
         past: Past | None = None,
         rows: Rows | None = None,
@@ -226,12 +228,7 @@ class Block(nn.Module):
         return self.residual(h, self.mlp(modulated_norm(h, self.norm2, shift2, scale2)), gate2)
 
     def attention(
-        self,
-        a: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        visibility: Visibility | Packed,
-        past: Past | None,
-        rows: Rows | None,
+        self, a: Tensor, rotary: Rotary, visibility: Visibility | Packed, past: Past | None, rows: Rows | None
     ) -> Tensor:
         """Attention output before its projection, [B, N, W], or of the selected rows."""
         batch, _, width = a.shape
@@ -247,7 +244,7 @@ class Block(nn.Module):
         q = rotate(q, cos, sin) if span is None else rotate(q, cos[:, :, span], sin[:, :, span])
         k = rotate(k, cos, sin)
         if past is None:
-            mixed = (attend if rows is None else attend_asked)(q, k, v, visibility, span)
+            mixed = attend(q, k, v, visibility, span, asked=rows is not None)
         else:
             k, v = past.cache.extend(past.layer, k, v)
             seen = past.seen if span is None else past.seen[:, :, span]
@@ -280,7 +277,7 @@ def modulated_norm(h: Tensor, norm: nn.LayerNorm, shift: Tensor | None, scale: T
     return norm(h) * (1 + scale) + shift
 
 
-def rotary_table(position: Tensor, config: DenoiserConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_table(position: Tensor, config: DenoiserConfig, dtype: torch.dtype) -> Rotary:
     """cos and sin of position times frequency, [B|1, 1, N, D/2]."""
     width = config.width // config.heads
     wide = torch.promote_types(dtype, torch.float32)

@@ -17,7 +17,7 @@ from ..core.terms import token_nats
 from ..core.visibility import Packed, Visibility
 from .attention import attend, attend_cached
 from .cache import KVCache, Window
-from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rows, empty_cache, modulate, rotary_table
+from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rotary, Rows, empty_cache, modulate, rotary_table
 from .head import CHUNK, Score
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
@@ -126,12 +126,7 @@ class FoldedBlock:
         self.mlp_up, self.mlp_down = make.linear(block.mlp[0], gelu=True), make.linear(block.mlp[2], gate2)
 
     def __call__(
-        self,
-        h: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        visibility: Visibility | Packed,
-        past: Past | None,
-        rows: Rows | None,
+        self, h: Tensor, rotary: Rotary, visibility: Visibility | Packed, past: Past | None, rows: Rows | None
     ) -> Tensor:
         """h [B, N, W] -> [B, N, W]; with `rows`, only those rows are computed after keys and values."""
         a = self.norm1(h)
@@ -162,7 +157,7 @@ class Folded:
 
     def __init__(self, net: Denoiser, make: Maker) -> None:
         cond, last = net.condition(None), len(net.blocks) - 1
-        self.config, self.stream = net.config, make.stream
+        self.config, self.stream, self.device, self.dtype = net.config, make.stream, net.device, make.dtype
         self.embed = nn.Embedding.from_pretrained(net.embed.weight.to(make.dtype, copy=True))
         blocks = (block for block in net.blocks if isinstance(block, Block))  # a ModuleList is not typed
         self.blocks = [FoldedBlock(block, cond, make, i == last) for i, block in enumerate(blocks)]
@@ -182,10 +177,8 @@ class Folded:
         """As Denoiser.forward; raises ValueError if a time is given."""
         if time is not None:
             raise ValueError("a folded network has time zero only: leave out time, or use the trained network")
-        if cache is None or isinstance(visibility, Packed):
-            bias = None
-        else:
-            bias = as_bias(cache.place(visibility), self.dtype)
+        placed = None if cache is None or isinstance(visibility, Packed) else cache.place(visibility)
+        bias = None if placed is None else as_bias(placed, self.dtype)
         h = self.rows(tokens, position, visibility, cache, bias, out or Rows(slice(0, tokens.shape[1])))
         return self.head(h) if score is None else self.nats(h.flatten(0, -2), score)
 
@@ -213,14 +206,6 @@ class Folded:
         parts = zip(h.split(CHUNK), score.target.split(CHUNK), strict=True)
         nats = torch.cat([token_nats(self.head(part), target, score.exclude) for part, target in parts])
         return nats if score.weight is None else nats * score.weight.to(nats.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        return self.embed.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embed.weight.dtype
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache in the precision of the products."""
@@ -260,13 +245,13 @@ def split_heads(t: Tensor, *heads: int) -> tuple[Tensor, ...]:
     return t.unflatten(-1, (sum(heads), -1)).transpose(1, 2).split(heads, 1)
 
 
-def turn(t: Tensor, rotary: tuple[Tensor, Tensor], span: slice | None = None) -> Tensor:
+def turn(t: Tensor, rotary: Rotary, span: slice | None = None) -> Tensor:
     """The rotary embedding of [B, H, N, D] by the tables of all slots, or of those in `span`."""
     cos, sin = rotary if span is None else (part[:, :, span] for part in rotary)
     return torch.addcmul(t * cos, t.roll(t.shape[-1] // 2, -1), sin)
 
 
-def wide_table(position: Tensor, config: DenoiserConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def wide_table(position: Tensor, config: DenoiserConfig, dtype: torch.dtype) -> Rotary:
     """cos and signed sin for both halves of a head, [B|1, 1, N, D]."""
     cos, sin = rotary_table(position, config, dtype)
     return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)

@@ -55,7 +55,8 @@ def latest(root: Path) -> Path | None:
 
 def best(root: Path) -> Path | None:
     """The folder of the checkpoint in `root` with the lowest validation metric, or None if none was validated."""
-    scored = [(metric, step) for step in list_steps(root) if (metric := _metric(root / name_of(step))) is not None]
+    metrics = {step: read(root / name_of(step)).get("metric") for step in list_steps(root)}
+    scored = [(metric, step) for step, metric in metrics.items() if metric is not None]
     return root / name_of(min(scored)[1]) if scored else None
 
 
@@ -267,10 +268,6 @@ def clean(root: Path) -> None:
     """Remove folders that a killed process left half written or half deleted."""
     for folder in [*root.glob(".step-*.partial"), *root.glob(".step-*.old")]:
         shutil.rmtree(folder)
-
-
-def _metric(folder: Path) -> float | None:
-    return read(folder).get("metric")
 
 
 def _prune(root: Path, keep: int) -> None:
