@@ -1,4 +1,4 @@
-"""What a user holds: a network, the system it was trained as, and its tokenizer.
+"""`LanguageModel`: a network with its system and tokenizer, as `load` returns it.
 
 Shapes: B batch, L length.
 """
@@ -6,9 +6,10 @@ Shapes: B batch, L length.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from .data import Tokenizer
 from .likelihood import orders
 from .likelihood.orders import LogProb
 from .net import fold as folding
-from .net.graph import replayed
+from .net.cuda_graphs import replayed
 from .net.protocol import Network
 from .runtime import machine
 from .sampling.events import Event, Samples, Speculation, tally
@@ -86,7 +87,7 @@ class LanguageModel:
     ) -> Samples:
         """Generate texts from scratch or from a prompt.
 
-        prompt: one text for all samples, or one for each. num_samples: by default one for each prompt.
+        prompt: one text for all samples, or one for each. num_samples: in all, by default one for each prompt.
         length: tokens of a sample, the prompt included; by default the training length.
         tokens: given token ids by position and None elsewhere, one row for each sample, instead of a prompt.
         part: generate only these of the samples. options: the fields of `SamplingOptions`.
@@ -146,7 +147,7 @@ class LanguageModel:
     ) -> Samples:
         """Fill in every blank of a text, or of several, `num_samples` times each.
 
-        blank: what marks a blank, by default four underscores; up to three more belong to it.
+        blank: what marks a blank, by default a run of four or more underscores.
         options: the fields of `SamplingOptions`.
         """
         events = self.infill_stream(text, blank, tokens_per_blank, num_samples, **options)
@@ -170,7 +171,7 @@ class LanguageModel:
         return self._stream(repeated, len(repeated), part, SamplingOptions(**options))
 
     def _with_blanks(self, text: str, blank: str, tokens_per_blank: int | Sequence[int]) -> Row:
-        parts = re.split(f"{BLANK}(?:_{{1,3}}(?!_))?", text) if blank == BLANK else text.split(blank)
+        parts = re.split(f"{BLANK}_*", text) if blank == BLANK else text.split(blank)
         if self.tokenizer.spaced:  # the space before a blank is part of the word that fills it
             parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
         pieces = [self.tokenizer.encode(part) for part in parts]
@@ -206,7 +207,9 @@ class LanguageModel:
         places = [list(p) if isinstance(p, Sequence) else p for p in given or ()]
         each = places if places and isinstance(places[0], list) else [places]
         if {len(contexts), len(each)} - {1, len(texts)}:
-            raise ValueError(f"{len(texts)} texts, {len(contexts)} contexts, {len(each)} given: one, or one for each")
+            raise ValueError(
+                f"{len(texts)} texts, {len(contexts)} contexts, {len(each)} given: give one, or one for each"
+            )
         rows, kept = [], []
         for i, ids in enumerate(texts):
             before, seen = contexts[i % len(contexts)], set(each[i % len(each)])
@@ -259,11 +262,15 @@ class LanguageModel:
         vocabulary = self.net.config.vocab_size
         for token in tokens:
             if not 0 <= token < vocabulary or token == self.system.mask_id:
-                raise ValueError(f"token {token} is not in the vocabulary of {vocabulary} ids without the mask")
+                raise ValueError(
+                    f"token {token} is not one of the {vocabulary} ids of the vocabulary, or it is the mask"
+                )
 
     def _stream(self, rows: list[Row], total: int, part: range | None, options: SamplingOptions) -> Iterator[Event]:
         """Sample rows[i % len(rows)] for each sample i of `part`, in batches that are made one after another."""
-        if not rows or not all(rows):
+        if not rows:
+            raise ValueError("there is nothing to generate: give at least one prompt, text or row of tokens")
+        if not all(rows):
             raise ValueError("a row of tokens is empty: give at least one position, None where it is to be drawn")
         self._check(t for row in rows for t in row if t is not None)
         if not any(None in row for row in rows):
@@ -278,17 +285,11 @@ class LanguageModel:
             return request, self.system.plan(request, rng), rng
 
         begun = [batch(first) for first in firsts[:1]]  # a wrong request fails before any work
-        return self._run(batch, begun, firsts)
+        return self._run(itertools.chain(begun, map(batch, firsts[1:])))
 
-    def _run(
-        self,
-        batch: Callable[[int], tuple[Request, Schedule, Randomness]],
-        begun: list[tuple[Request, Schedule, Randomness]],
-        firsts: range,
-    ) -> Iterator[Event]:
-        for number, first in enumerate(firsts):
-            begin = time.perf_counter()
-            request, schedule, rng = batch(first) if number else begun[0]
+    def _run(self, batches: Iterable[tuple[Request, Schedule, Randomness]]) -> Iterator[Event]:
+        for request, schedule, rng in batches:
+            begin, first = time.perf_counter(), rng.first
             tokens = torch.where(request.given, request.x.cpu(), self.system.mask_id)
             if not schedule.nfe.any():  # all of this batch is given: one event that commits nothing
                 none = torch.zeros(len(tokens), 0, dtype=torch.long)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esolm import cli
-from esolm.likelihood.work import WorkFile
+from esolm.likelihood.work_file import WorkFile
 from esolm.runtime.distributed import Ranks
 from support import crew, tiny
 

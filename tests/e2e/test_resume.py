@@ -270,3 +270,15 @@ def test_a_run_in_use_is_refused(data, whole, tmp_path, capsys):
     shutil.copytree(whole, run := tmp_path / "run")
     with Metrics(run / "metrics.jsonl"):
         refused(run, capsys, tiny.command(data, run, "--steps=16"), "another process is training")
+
+
+def test_a_run_without_a_step_is_not_offered_as_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run = tiny.make_data(tmp_path / "data"), tmp_path / "run"
+    assert cli.main(tiny.command(data, run, "--steps=1")) == 0
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    capsys.readouterr()
+    assert cli.main(tiny.command(data, run, "--batch.size=4")) == 2
+    assert "--init" not in capsys.readouterr().err
+    assert cli.main(["train", str(run)]) == 2
+    assert f"--run {run}" in capsys.readouterr().err

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 import torch
 
 from esolm import cli, load
-from esolm.cli import generate, limits
+from esolm.cli import estimates as limits
+from esolm.cli import generate
 from support.runs import make_run
 
 LENGTH = 24
@@ -293,3 +295,8 @@ def test_precision(run, capsys):
         made = torch.tensor(json.loads(capsys.readouterr().out)["tokens"])
         assert (made == expected).double().mean() >= least
     assert "'half'" in failing(capsys, "sample", run, "--precision", "half")
+
+
+def test_a_folder_is_no_file_to_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sample", "books", f"--out={tmp_path}", "--force"]) == 2
+    assert "is a folder" in capsys.readouterr().err

@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from esolm.core.randomness import Randomness
 from esolm.core.visibility import by_order
-from esolm.net import graph
+from esolm.net import cuda_graphs as graph
+from esolm.net.cuda_graphs import Graphed, replayed
 from esolm.net.denoiser import Rows
 from esolm.net.fold import fold
-from esolm.net.graph import Graphed, replayed
 from esolm.sampling.request import Request
 from support import toy
 

@@ -11,7 +11,7 @@ import torch
 from esolm import cli
 from esolm.data.tokenizer import tokenizer
 from esolm.metrics.judge import entropy, judge, judged_nats
-from esolm.metrics.outside import load_causal
+from esolm.metrics.outside_models import load_causal
 from esolm.metrics.samples import read_samples
 
 transformers = pytest.importorskip("transformers")

@@ -202,10 +202,10 @@ def test_only_a_drawn_end_token_ends_a_text() -> None:
 @pytest.mark.parametrize("blank", ["____", "<gap>", "?"])
 def test_blanks_of_any_spelling_and_place(blank: str) -> None:
     lm = MODELS["esolm"]
-    found = lm.infill(f"{blank}ab{blank}{blank}c{blank}", blank, [1, 2, 3, 4])
-    assert len(found.tokens[0]) == 13
+    found = lm.infill(f"{blank}ab{blank}-{blank}c{blank}", blank, [1, 2, 3, 4])
+    assert len(found.tokens[0]) == 14
     assert found.tokens[0][1:3] == [*b"ab"]
-    assert found.tokens[0][8:9] == [*b"c"]
+    assert found.tokens[0][9:10] == [*b"c"]
     assert len(lm.infill(blank, blank, 5).tokens[0]) == 5
 
 
@@ -359,9 +359,9 @@ def test_given_order_is_part_of_the_request() -> None:
         ({"tokens": [[1, None]], "prompt": "a"}, "prompt"),
         ({"num_samples": 2, "tokens": [[1, None]]}, "num_samples"),
         ({"num_samples": 2, "tokens": [[1, None], []]}, "a row of tokens is empty"),
-        ({"tokens": [[258, None]]}, "token 258 is not in the vocabulary of 258"),
-        ({"tokens": [[-1, None]]}, "token -1 is not in the vocabulary"),
-        ({"tokens": [[MASK, None]]}, "token 257 is not in the vocabulary of 258"),
+        ({"tokens": [[258, None]]}, "token 258 is not one of"),
+        ({"tokens": [[-1, None]]}, "token -1 is not one of"),
+        ({"tokens": [[MASK, None]]}, "token 257 is not one of"),
         ({"tokens": [[1, 2]]}, "nothing to generate"),
         ({"alpha_0": 1.5}, r"alpha_0 is 1\.5; it must be between 0 and 1"),
         ({"alpha_0": -0.5}, r"alpha_0 is -0\.5; it must be between 0 and 1"),
@@ -371,8 +371,8 @@ def test_given_order_is_part_of_the_request() -> None:
         ({"num_steps": 0}, "num_steps is 0; it must be at least 1"),
         ({"sampler": "gibbs"}, "esolm has no sampler 'gibbs'"),
         ({"sampler": "block"}, "sampler block needs parallelism"),
-        ({"sampler": "block", "parallelism": 2, "num_steps": 3}, "does not use num_steps; it takes parallelism"),
-        ({"sampler": "left_to_right", "alpha_0": 0.5}, "does not use alpha_0; it takes none of these options"),
+        ({"sampler": "block", "parallelism": 2, "num_steps": 3}, "does not use num_steps"),
+        ({"sampler": "left_to_right", "alpha_0": 0.5}, "does not use alpha_0"),
         ({"sampler": "order"}, "sampler order needs order"),
         ({"sampler": "order", "order": [0, 1]}, r"order must be a permutation of 0 \.\. 15"),
         ({"sampler": "order", "order": [0] * 16}, r"order must be a permutation of 0 \.\. 15"),
@@ -460,7 +460,7 @@ def test_a_model_of_the_package_goes_by_its_name(tmp_path: Path, monkeypatch: py
         folder.write(home / "small", net, lm.system, lm.tokenizer)
     monkeypatch.setattr("esolm.storage.folder.PACKAGED", tmp_path / "package")
     assert torch.equal(load("small").net.head.bias, lm.net.head.bias)
-    with pytest.raises(ValueError, match=r"large is not a folder: .* or one of small"):
+    with pytest.raises(ValueError, match=r"large is not a folder: .*small"):
         load("large")
     monkeypatch.chdir(tmp_path / "here")
     assert load("small").net.head.bias[0] == lm.net.head.bias[0] + 1
@@ -497,12 +497,10 @@ def test_several_texts_are_filled_in_each_several_times() -> None:
     assert [len(tokens) for tokens in found.tokens] == [4, 4, 3, 3]
 
 
-@pytest.mark.parametrize(
-    ("text", "blanks"), [("a____b", 1), ("a_____b", 1), ("a_______b", 1), ("a________b", 2), ("a" + "_" * 9, 2)]
-)
-def test_no_underscore_is_left_over(text: str, blanks: int) -> None:
-    found = MODELS["esolm"].infill(text, tokens_per_blank=1)
-    assert len(found.tokens[0]) == text.count("a") + text.count("b") + blanks
+@pytest.mark.parametrize("underscores", [4, 5, 8, 19])
+def test_a_run_of_underscores_is_one_blank(underscores: int) -> None:
+    found = MODELS["esolm"].infill(f"a{'_' * underscores}b", tokens_per_blank=1)
+    assert len(found.tokens[0]) == 3
 
 
 def test_unknown_options_and_short_reprs() -> None:

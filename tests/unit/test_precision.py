@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esolm.core.batch import Batch
 from esolm.core.draw import Draw
-from esolm.core.precision import to_device, wide
+from esolm.core.float64 import to_device, wide
 from esolm.core.randomness import Randomness
 from esolm.net.fold import fold
 from esolm.sampling.options import SamplingOptions

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from esolm import cli
-from esolm.likelihood import orders, work
+from esolm.likelihood import orders
 from esolm.likelihood import scoring as evaluate
+from esolm.likelihood import work_file as work
 from esolm.likelihood.texts import read
 from esolm.model import load
 from support.runs import make_run

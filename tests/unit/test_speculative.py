@@ -248,7 +248,7 @@ def test_the_pattern_of_a_pass() -> None:
     ("options", "system", "message"),
     [
         ({}, {"variant": "A"}, "sampler speculative needs variant B"),
-        ({"num_steps": 4}, {}, "speculative of esolm does not use num_steps; it takes alpha_0, order, window"),
+        ({"num_steps": 4}, {}, "speculative of esolm does not use num_steps"),
         (
             {"alpha_0": 0.5, "order": torch.arange(12)[None]},
             {},

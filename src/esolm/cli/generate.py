@@ -27,8 +27,8 @@ from ..sampling.events import Event, Samples, Speculation
 from ..storage import folder
 from ..storage.models import find_folder, locate
 from ..viz import frames, picture, terminal
-from .generation import DELIVERY, sampling_options
-from .limits import check_sampling
+from .estimates import check_sampling
+from .generation_options import DELIVERY, sampling_options
 from .output import SampleFile, check_writable, partial_of
 
 _PATIENCE = 2.0  # seconds without a progress bar

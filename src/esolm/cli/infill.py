@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .generation import add_options, run_generation
+from .generation_options import add_options, run_generation
 from .parsing import parse, parser
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ..runtime.nested import flat
+    from ..runtime.dotted import flat
 
     table = Table("key", "value", show_header=False)
     for key, value in flat(about).items():

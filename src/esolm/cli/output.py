@@ -17,8 +17,10 @@ from ..runtime import files
 
 def check_writable(path: Path, option: str, force: bool = True) -> None:
     """Raise ValueError, before any work is done, if `path` cannot be written or must not be replaced."""
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder: give the name of a file")
     if path.exists() and not (force and path.is_file()):
-        raise ValueError(f"{path} exists and is left as it is: choose another {option}, or add --force")
+        raise ValueError(f"{path} already exists: choose another {option}, or add --force to replace it")
     if not path.parent.is_dir():
         raise ValueError(f"no folder {path.parent} for {option} {path}")
     if not os.access(path.parent, os.W_OK):

@@ -94,7 +94,7 @@ def _explained(message: str, actions: Sequence[Any]) -> str:
     if found := re.match(r"the following arguments are required: (.*)$", message):
         return f"{found[1]} is missing"
     if found := re.match(r"[uU]nrecognized arguments: (.*)$", message):
-        return f"{found[1]!r} is one argument too many"
+        return f"unexpected argument {found[1]!r}"
     return message
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .generation import add_options, run_generation
+from .generation_options import add_options, run_generation
 from .parsing import parse, parser
 
 if TYPE_CHECKING:

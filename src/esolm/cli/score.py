@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     model, corpora = given.pop("run"), given.pop("corpora")
     options = Scoring(**given)
     announce(f"loading {model} …", quiet=options.json)
-    from .scoring import score
+    from .score_work import score
 
     return score(model, corpora, options)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ..runtime.nested import flat
+from ..runtime.dotted import flat
 from ..training.config import GROUPS, RunConfig, add_options, nearest, preset_names, read_preset
 from . import COMMANDS
 from .parsing import parse, parser

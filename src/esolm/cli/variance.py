@@ -53,7 +53,7 @@ def measure(run: str, corpus: str, **options: Any) -> int:
 
     from ..likelihood import variance
     from ..likelihood.texts import read
-    from .scoring import bar, number, open_model
+    from .score_work import bar, number, open_model
 
     lm = open_model(run, o.device, o.alpha_0)
     texts = read(corpus, lm.tokenizer, lm.net.config.length, length=o.length, num_sequences=o.sequence + 1)

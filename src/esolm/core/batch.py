@@ -1,4 +1,4 @@
-"""One type from the loader to the loss.
+"""`Batch`: token ids, and which of them are valid or given; one type from the loader to the loss.
 
 Shapes: B batch, L length.
 """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .precision import wide
+from .float64 import wide
 
 BLOCK = 256
 FEW = 2

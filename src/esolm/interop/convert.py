@@ -24,7 +24,7 @@ from ..likelihood import scoring, texts
 from ..model import LanguageModel, load
 from ..net.denoiser import DenoiserConfig
 from ..net.protocol import trainable
-from ..runtime.nested import flat
+from ..runtime.dotted import flat
 from ..storage import folder
 from ..systems import with_ids
 from .ckpt import Checkpoint, Inert, Stored, plain

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core import order
 from ..core.batch import Batch
-from ..core.precision import to_device
+from ..core.float64 import to_device
 from ..core.randomness import Randomness, fold
 from ..net.protocol import Network
 from ..runtime.distributed import ALONE, Ranks
@@ -32,7 +32,7 @@ def draw_orders(
 ) -> Tensor:
     """Order number `number` of each example, sigma ~ P_L^alpha_0, int [B, L]; examples and numbers are independent.
 
-    antithetic: an odd number has the diffusion part of the even one before it, reversed; the mean over orders is the
+    antithetic: each odd-numbered order reverses the diffusion part of the order before it; the mean over orders is the
     same, and the two are negatively correlated.
     """
     if given_order not in order.GIVEN_ORDERS:

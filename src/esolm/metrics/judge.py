@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..likelihood.estimators import standard_error
 from ..likelihood.orders import windows
-from .outside import OutsideModel, batches, load_causal
+from .outside_models import OutsideModel, batches, load_causal
 from .samples import read_samples
 
 

@@ -23,7 +23,7 @@ from ..data import Loader
 from ..data.manifest import FILE as MANIFEST
 from ..model import until
 from ..runtime.progress import track
-from .outside import batches, is_causal, load_causal, load_encoder
+from .outside_models import batches, is_causal, load_causal, load_encoder
 from .samples import read_records, read_samples
 
 LEAST = 20  # texts of a set: two buckets of ten

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .outside import load_encoder
+from .outside_models import load_encoder
 from .samples import read_records
 
 KINDS = ("rouge1", "rouge2", "rougeL")

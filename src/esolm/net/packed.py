@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.precision import wide
+from ..core.float64 import wide
 from ..core.visibility import Packed, Part, Visibility
 from .denoiser import Rows
 from .head import Score

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from .. import __version__
 from . import machine
-from .nested import differing
+from .dotted import differing
 
 T = TypeVar("T")
 PATIENCE = 3600.0

@@ -49,7 +49,7 @@ def pick_weights(name: str, device: torch.device) -> str:
 
 
 def fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 matrix products are clearly faster; measured on a CPU, whose flags do not tell."""
+    """Whether bf16 matrix products are clearly faster; measured on a CPU, because its flags do not show it."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():

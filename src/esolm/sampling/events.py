@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Speculation:
-    """What the speculative sampler tried for each sample; drafts behind a rejected one are dropped unjudged."""
+    """What the speculative sampler tried for each sample; drafts behind a rejected one are dropped without a check."""
 
     fed: list[int]  # tokens and masks, in all passes
     drafted: list[int]

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from ..core import order
 from ..core.draw import Draw
+from ..core.float64 import to_device
 from ..core.order import Schedule
-from ..core.precision import to_device
 from ..core.randomness import Randomness, fold, uniform
 from ..core.visibility import HIDDEN, Visibility, full, hide
 from ..net.cache import KVCache

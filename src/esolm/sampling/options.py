@@ -1,4 +1,4 @@
-"""The sampling options, declared once for Python, the command line, the server and the benchmarks.
+"""The sampling options, declared once for Python, the command line and the benchmarks.
 
 Imports nothing heavy, so that `esolm sample --help` answers at once.
 """

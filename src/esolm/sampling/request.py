@@ -18,7 +18,7 @@ from .options import OF_SOME_SAMPLERS, SamplingOptions
 
 class Drafts(NamedTuple):
     """The drafts of one speculative pass. Of each row the first `accepted` are kept, the next one is rejected and
-    replaced, and those behind it are dropped unjudged."""
+    replaced, and those behind it are dropped without a check."""
 
     position: Tensor  # int [B, d]
     token: Tensor  # int [B, d]
@@ -62,6 +62,7 @@ class Request:
         given = {name: getattr(self.options, name) for name in OF_SOME_SAMPLERS} | {"order": self.order}
         for name, value in given.items():
             if value is not None and name not in samplers[sampler]:
-                allowed = ", ".join(samplers[sampler]) or "none of these options"
-                raise ValueError(f"sampler {sampler} of {system} does not use {name}; it takes {allowed}")
+                others = [other for other, taken in samplers.items() if name in taken]
+                advice = f", or choose the sampler {' or '.join(others)}" if others else ""
+                raise ValueError(f"sampler {sampler} of {system} does not use {name}: leave it out{advice}")
         return sampler

@@ -1,8 +1,9 @@
 """Speculative sampling: draft a window of tokens, check all of them in the next pass, and keep exactly what one token
 at a time would have drawn. docs/speculative.md has the method and the proof.
 
-Places are those of the order; a run of places of each row is padded with L. Shapes: B batch, L length, C clean tokens,
-D drafts and M masks of a row in a pass, R of all rows, V vocabulary.
+A place is an index into the denoising order. Rows with fewer places are padded with L.
+
+Shapes: B batch, L length, C clean tokens, D drafts and M masks of a row in a pass, R of all rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.draw import inverse_cdf
+from ..core.float64 import to_device
 from ..core.order import Schedule
-from ..core.precision import to_device
 from ..core.randomness import fold, uniform
 from ..core.visibility import HIDDEN, Visibility
 from ..net.cache import KVCache

@@ -28,7 +28,7 @@ from torch import Tensor
 from .. import __version__
 from ..runtime import files as disk
 from ..runtime.distributed import ALONE, Ranks, Shared
-from ..runtime.nested import differing
+from ..runtime.dotted import differing
 from . import sharded
 
 FORMAT = 1

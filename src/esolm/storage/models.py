@@ -48,7 +48,7 @@ def find_folder(path: str | Path) -> Path:
     known = folder.packaged()
     if str(path) in known:
         return known[str(path)]
-    names = f", or one of {', '.join(known)}" if known else ""
+    names = f", or the name of a bundled model ({', '.join(known)})" if known else ""
     raise ValueError(f"{path} is not a folder: give the folder of a run, a checkpoint or a model{names}")
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..core.batch import Batch
+from ..core.float64 import to_device
 from ..core.noise import LinearSchedule, mask_by_count, mask_by_rate
 from ..core.order import Schedule, ancestral
-from ..core.precision import to_device
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import Visibility, block, hide

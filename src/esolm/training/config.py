@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from ..runtime.nested import flat, merged, nest
+from ..runtime.dotted import flat, merged, nest
 from .options import Batching, Compute, CorpusOptions, Optim, Saving, Validation
 
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ def read_preset(name: str) -> dict[str, Any]:
         text = files[name].read_text()
     else:
         near = nearest(name, preset_names())
+        if (Path(name) / "config.yaml").is_file():
+            raise ValueError(f"{name} is a run: to resume it, repeat its command (a preset, --run {name}, its options)")
         raise ValueError(f"no preset {name!r}: the nearest are {near}. There are {', '.join(preset_names())}")
     try:
         tree = yaml.safe_load(text) or {}

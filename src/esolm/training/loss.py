@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from ..core.batch import Batch
-from ..core.precision import wide
+from ..core.float64 import wide
 from ..core.randomness import Randomness, fold
 from ..core.terms import total
 from ..net.protocol import Forward
@@ -61,7 +61,7 @@ def accumulate(
     nats = dict.fromkeys(counts, torch.zeros((), dtype=dtype, device=compute.device))
     for index, (rng, batch) in enumerate(parts):
         torch.manual_seed(fold(fold(key, "dropout"), rng.first // len(batch.x)) >> 1)
-        with parallel.meeting(net, last=index == len(parts) - 1):
+        with parallel.gradient_sync(net, last=index == len(parts) - 1):
             with machine.autocast(batch.x.device, compute.precision):
                 terms = system.terms(net, batch, rng, train=True)
             # Gradients are averaged over ranks, while each term is this rank's part of a global mean.

@@ -65,7 +65,7 @@ def _leave_uncompiled() -> None:
         setattr(module, name, torch.compiler.disable(getattr(module, name)))
 
 
-def meeting(net: Callable, last: bool) -> AbstractContextManager[Any]:
+def gradient_sync(net: Callable, last: bool) -> AbstractContextManager[Any]:
     """The context of one micro-batch: DDP synchronises gradients on the last micro-batch only, FSDP on each."""
     return net.no_sync() if isinstance(net, DistributedDataParallel) and not last else nullcontext()
 

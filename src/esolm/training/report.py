@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from ..runtime.nested import flat
+from ..runtime.dotted import flat
 
 Sink = Callable[[Mapping[str, Any]], None]
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ..runtime import files
-from ..runtime.nested import differing
+from ..runtime.dotted import differing
 
 FREE = (
     *("data", "run", "init", "log", "saving.every", "saving.keep", "compute.device", "compute.threads"),
@@ -56,6 +56,11 @@ def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
         else:
             wrong.append(f"{key} was {old!r} and is now {new!r}")
     if wrong:
+        if not any((run / "checkpoints").glob("step-*")):
+            raise ValueError(
+                f"{run} was started with another configuration: {'; '.join(wrong)}. No step was saved in it: "
+                "delete the folder, or give another --run"
+            )
         cosine = config["optim"]["schedule"] == "cosine"
         steps = "steps cannot be raised under a cosine schedule" if cosine else "steps may be raised"
         raise ValueError(

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ..runtime import files
 from ..runtime.distributed import ALONE, Ranks
-from ..runtime.nested import differing
+from ..runtime.dotted import differing
 
 EVERY = 60.0
 """Seconds between two saves."""

@@ -16,14 +16,14 @@ from rich.table import Table
 from ..likelihood import scoring
 from ..likelihood.orders import is_exact
 from ..likelihood.texts import Sequences, read
-from ..likelihood.work import WorkFile
+from ..likelihood.work_file import WorkFile
 from ..model import LanguageModel, load
 from ..net.protocol import trainable
 from ..runtime import distributed
 from ..runtime.distributed import Ranks
 from ..storage import folder
 from ..systems import options_of
-from .limits import check_scoring
+from .estimates import check_scoring
 from .score import Scoring
 
 
