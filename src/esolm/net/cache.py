@@ -58,25 +58,27 @@ class KVCache:
         """The first `length` slots, to be written at `slot`, int [B, N]; holds no reference to this object."""
         return Window([t[:, :, :length] for t in self.keys], [t[:, :, :length] for t in self.values], slot)
 
-    def place(self, visibility: Visibility) -> Tensor:
-        """Begin a pass; returns the attention mask of new slots over committed and new ones, bool [B|1, 1, N, S]."""
+    def begin(self, visibility: Visibility) -> None:
+        """Begin a pass; raises ValueError if its slots do not fit."""
         new = visibility.rank.shape[1]
         used = self.extent + new
         if used > self.ranks.shape[1]:
             raise ValueError(
                 f"the cache has {self.ranks.shape[1]} slots and this pass needs {used}: raise its capacity"
             )
-        self._new = visibility.rank
-        if self.even:
-            self._slot = None
+        self._new, self._slot = visibility.rank, None if self.even else self.slots(new)
+
+    def place(self, visibility: Visibility) -> Tensor:
+        """Begin a pass; returns the attention mask of new slots over committed and new ones, bool [B|1, 1, N, S]."""
+        self.begin(visibility)
+        if self._slot is None:
             one = self.shared and visibility.rank.shape[0] == 1
             past = self.ranks[: 1 if one else None, : self.extent]
             rows = past.shape[0]
             rank = torch.cat([past, visibility.rank.expand(rows, -1)], 1)
             clique = torch.cat([torch.full_like(past, -1), visibility.clique.expand(rows, -1)], 1)
         else:
-            rows = self.lengths.shape[0]
-            self._slot = self.slots(new)
+            rows, used = self.lengths.shape[0], self.extent + visibility.rank.shape[1]
             column = torch.arange(used, device=self.lengths.device)
             past = torch.where(column < self.lengths[:, None], self.ranks[:, :used], HIDDEN)
             rank = past.scatter(1, self._slot, visibility.rank.expand(rows, -1))

@@ -7,7 +7,7 @@ Shapes: B batch, N network input, H heads, D head width, W width, V vocabulary, 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,18 @@ from .attention import attend, attend_cached
 from .cache import KVCache, Window
 from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rotary, Rows, empty_cache, modulate, rotary_table
 from .head import CHUNK, Score
+from .rounding import from_int4, to_int4, to_int8
 
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16, "int4": torch.bfloat16}
 """Precisions, and the type of products, keys and values in each."""
 FEW = 20
 """Up to this number of rows, a product with int8 weights is limited by reading them."""
 
 
 class PlainLinear:
-    """x weight + bias, with an optional GELU; the reference for the other two."""
+    """x weight + bias, with an optional GELU; the reference for the others."""
+
+    rounds = False  # takes weights in the type of products
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
         self.weight, self.bias, self.gelu = weight, bias, gelu
@@ -41,6 +44,8 @@ class PackedLinear:
     """Weights in oneDNN's blocked layout, with which a few rows take only the time to read the weights. PyTorch's own
     product is slower: in float32 from four rows on, in bf16 always."""
 
+    rounds = False
+
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
         self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias
         self.then: tuple[Any, ...] = ("gelu", [], "tanh") if gelu else ("none", [], "")
@@ -52,15 +57,15 @@ class PackedLinear:
 class Int8Linear:
     """Integer weights from -127 to 127 with a scale for each output; activations in bf16."""
 
+    rounds = True  # takes the weights as they were trained
+
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
-        # Round the scale to bf16 before it is used, so that its rounding adds no error.
-        self.scale = (weight.abs().amax(1) / 127).clamp_min(1e-30).to(torch.bfloat16)
-        whole = (weight / self.scale[:, None].to(weight.dtype)).round_().clamp_(-127, 127)
-        self.weight, self.bias, self.gelu = whole.to(torch.int8), bias, gelu
+        (self.weight, self.scale), self.bias, self.gelu = to_int8(weight), bias, gelu
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
-        if len(rows) <= FEW and not rows.is_cuda:
+        # PyTorch's kernel reads beyond inputs that are not a multiple of its vectors, and may crash.
+        if len(rows) <= FEW and not rows.is_cuda and rows.shape[1] % 32 == 0:
             out = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), self.weight, self.scale)
         else:
             out = F.linear(rows, self.weight.to(x.dtype)).mul_(self.scale)
@@ -69,7 +74,24 @@ class Int8Linear:
         return out.unflatten(0, x.shape[:-1])
 
 
-FoldedLinear = PlainLinear | PackedLinear | Int8Linear
+class Int4Linear(PlainLinear):
+    """Weights rounded to 4 bits with a scale for each 32 inputs; stored in bf16, since PyTorch has no product for them
+    that is faster. The native library has one."""
+
+    rounds = True
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
+        super().__init__(from_int4(*to_int4(weight)).to(torch.bfloat16), bias, gelu)
+
+
+class FoldedLinear(Protocol):
+    """What the layers of a folded network are made of."""
+
+    rounds: bool
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class Norm(NamedTuple):
@@ -104,7 +126,7 @@ class Maker(NamedTuple):
         if gate is not None:
             weight, bias = weight * gate.flatten()[:, None], None if bias is None else bias * gate.flatten()
         bias = None if bias is None else bias.to(self.dtype, copy=True)
-        return self.kind(weight if self.kind is Int8Linear else weight.to(self.dtype, copy=True), bias, gelu)
+        return self.kind(weight if self.kind.rounds else weight.to(self.dtype, copy=True), bias, gelu)
 
     def norm(self, norm: nn.LayerNorm, shift: Tensor | None, scale: Tensor | None) -> Norm:
         """norm(h) (1 + scale) + shift."""
@@ -219,7 +241,8 @@ def fold(net: Denoiser, precision: str | None = None) -> Folded:
         raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
     dtype = net.dtype if precision is None else PRECISIONS[precision]
     kind: type[FoldedLinear] = PackedLinear if packs(dtype, net.device) else PlainLinear
-    return Folded(net, Maker(Int8Linear if precision == "int8" else kind, dtype))
+    rounded: dict[str | None, type[FoldedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}
+    return Folded(net, Maker(rounded.get(precision, kind), dtype))
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> bool:

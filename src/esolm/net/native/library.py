@@ -1,0 +1,157 @@
+"""The compiled library: its C types, and loading it with checks of version, layout and results."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PATH = Path(__file__).with_name("libesolm_native.so")
+VERSION = 1
+"""Of native.h."""
+INSTRUCTIONS = {1: "AVX2", 2: "AVX-512"}
+LOWER = "ESOLM_NATIVE_ISA"
+"""Environment variable: `avx2` uses AVX2 on a CPU that also has AVX-512."""
+FLOAT32, BF16, INT8, INT4 = range(4)
+OK, NO_INSTRUCTIONS, BAD_MODEL, BAD_CALL, BAD_TOKEN, BAD_POSITION, BAD_INDEX, FULL = range(8)
+
+
+class Unavailable(ValueError):
+    """The native library cannot be used; the message says why."""
+
+
+class LinearStruct(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("weight", "scale", "bias")),
+        *((name, c_int32) for name in ("outputs", "inputs", "format", "reserved")),
+    ]
+
+
+class NormStruct(Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("eps", c_double)]
+
+
+class BlockStruct(Structure):
+    _fields_ = [
+        *((name, NormStruct) for name in ("norm1", "norm2", "q_norm", "k_norm")),
+        ("project", LinearStruct * 2),
+        *((name, LinearStruct) for name in ("out", "up", "down")),
+    ]
+
+
+class ModelStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("layers", "width", "heads", "kv_heads", "head_width", "inner", "vocab")),
+        *((name, c_int32) for name in ("norm_kind", "mlp_kind", "cache_format")),
+        *(("positions", c_int64), ("cos", c_void_p), ("sin", c_void_p)),
+        *(("blocks", POINTER(BlockStruct)), ("norm", NormStruct), ("head", LinearStruct), ("embed", c_void_p)),
+    ]
+
+
+class CallStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("batch", "rows", "outs", "capacity", "threads")),
+        *((name, c_int32) for name in ("span_start", "span_stop", "even")),
+        ("extent", c_int64),
+        *((name, c_void_p) for name in ("lengths", "tokens", "position", "ranks", "rank", "horizon", "clique")),
+        *((f"{name}_stride", c_int64) for name in ("position", "ranks", "rank", "horizon", "clique")),
+        *((name, POINTER(c_void_p)) for name in ("keys", "values")),
+        *((name, c_void_p) for name in ("index", "logits", "scratch")),
+        ("scratch_bytes", c_int64),
+    ]
+
+
+STRUCTS = (LinearStruct, NormStruct, BlockStruct, ModelStruct, CallStruct)
+
+
+@functools.cache
+def library() -> Any:
+    """The library, checked; raises Unavailable."""
+    lib = declared(PATH)
+    if lib.esolm_version() != VERSION:
+        raise Unavailable(f"{PATH.name} has version {lib.esolm_version()}, not {VERSION}: install esolm again")
+    if [lib.esolm_struct_bytes(i) for i in range(len(STRUCTS))] != [ctypes.sizeof(s) for s in STRUCTS]:
+        raise Unavailable(f"{PATH.name} was built for another layout of structs: install esolm again")
+    if lib.esolm_isa(1 if os.environ.get(LOWER) == "avx2" else -1) == 0:
+        raise Unavailable("this CPU has no AVX2 and FMA")
+    borrow_threads(lib)
+    self_test(lib)
+    return lib
+
+
+def declared(path: Path) -> Any:
+    """The functions of the library at `path` with their types; raises Unavailable."""
+    if not path.exists():
+        raise Unavailable(f"{path.name} was not built: install esolm with a C++ compiler on x86-64 Linux")
+    try:
+        lib: Any = ctypes.CDLL(str(path))
+        results: dict[str, Any] = {
+            "version": c_int32, "struct_bytes": c_int64, "isa": c_int32, "packed_bytes": c_int64, "pack": None,
+            "unpack": None, "huge_pages": None, "linear_scratch_bytes": c_int64, "linear": c_int32,
+            "scratch_bytes": c_int64, "step": c_int32, "openmp": None,
+        }  # fmt: skip
+        linear, model, call = POINTER(LinearStruct), POINTER(ModelStruct), POINTER(CallStruct)
+        arguments: dict[str, list[Any]] = {
+            "pack": [c_int32, c_void_p, c_void_p, c_int32, c_int32, c_void_p],
+            "unpack": [c_int32, c_void_p, c_int32, c_int32, c_void_p, c_void_p],
+            "huge_pages": [c_void_p, c_int64],
+            "linear_scratch_bytes": [linear, c_int32, c_int32],
+            "linear": [linear, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p],
+            "scratch_bytes": [model, call],
+            "step": [model, call],
+            "openmp": [c_void_p, c_void_p],
+        }
+        for name, result in results.items():
+            function = getattr(lib, f"esolm_{name}")
+            function.restype = result
+            if name in arguments:
+                function.argtypes = arguments[name]
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"{path.name} cannot be loaded: {error}") from error
+    return lib
+
+
+def borrow_threads(lib: Any) -> None:
+    """Run on PyTorch's OpenMP threads where they are GNU's or compatible; otherwise the library starts its own."""
+    with contextlib.suppress(OSError, AttributeError):
+        torch_lib = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        functions = torch_lib.GOMP_parallel, torch_lib.omp_get_num_threads
+        lib.esolm_openmp(*(ctypes.cast(function, c_void_p) for function in functions))
+
+
+def self_test(lib: Any) -> None:
+    """Multiply small matrices in every format; raises Unavailable if a result is wrong."""
+    outputs, inputs, rows = 35, 40, 3
+    whole = (torch.arange(outputs * inputs) * 7 % 15 - 7).view(outputs, inputs)
+    x, scale = torch.arange(rows * inputs).view(rows, inputs).float() % 11 - 5, torch.ones(64)
+    scales = torch.ones(outputs, 2, dtype=torch.bfloat16)
+    stored = whole.float(), whole.bfloat16(), whole.to(torch.int8), (whole + 8).to(torch.uint8)
+    for form, weight in enumerate(stored):
+        packed = torch.empty(lib.esolm_packed_bytes(form, outputs, inputs) + 64, dtype=torch.uint8)
+        at = packed.data_ptr() + -packed.data_ptr() % 64
+        lib.esolm_pack(form, weight.data_ptr(), scales.data_ptr(), outputs, inputs, at)
+        linear = LinearStruct(at, scale.data_ptr(), None, outputs, inputs, form)
+        scratch = torch.empty(lib.esolm_linear_scratch_bytes(linear, rows, 1), dtype=torch.uint8)
+        found = torch.empty(rows, outputs)
+        status = lib.esolm_linear(linear, x.data_ptr(), rows, found.data_ptr(), 0, 1, scratch.data_ptr())
+        if status != OK or not torch.allclose(found, x @ whole.float().T, rtol=1e-3, atol=1e-2):
+            raise Unavailable(f"{PATH.name} fails its self-test in format {form}: install esolm again")
+
+
+def use(instructions: int) -> int:
+    """Lower the instruction set to 1 (AVX2) or allow 2 (AVX-512); returns the one in use. For tests."""
+    return library().esolm_isa(instructions)
+
+
+def status() -> str:
+    """One line: the instruction set in use, or why there is none."""
+    try:
+        return f"native library with {INSTRUCTIONS[library().esolm_isa(-1)]}"
+    except Unavailable as error:
+        return f"no native library: {error}"
