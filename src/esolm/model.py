@@ -23,8 +23,7 @@ from .core.randomness import Randomness, fold
 from .data import Tokenizer
 from .likelihood import orders
 from .likelihood.orders import LogProb
-from .net import fold as folding
-from .net.cuda_graphs import replayed
+from .net.native.engine import fold_for
 from .net.protocol import Network
 from .runtime import machine
 from .sampling.events import Event, Samples, Speculation, tally
@@ -49,21 +48,26 @@ def load(
     which: str = "best",
     device: str = "cpu",
     precision: str | None = None,
+    engine: str = "auto",
 ) -> LanguageModel:
     """Load the model of a run folder, a checkpoint, a model folder (`esolm export`, `esolm convert`, transformers), or
     a bundled model by its name, such as `books`.
 
     weights: `ema`, or `model` for the raw ones. which: `best` (lowest validation loss) or `last` checkpoint of a run.
     device: `auto` (a GPU if there is one), `cpu`, `cuda`, `mps`.
-    precision: `float32`, `bf16`, `int8` (weights only), or `auto` (bf16 where the machine is fast at it) convert the
-    network for inference, which makes it faster and read-only; None leaves it as it was trained.
+    precision: `float32`, `bf16`, `int8` and `int4` (weights only), or `auto` (bf16 where the machine is fast at it)
+    convert the network for inference, which makes it faster and read-only; None leaves it as it was trained.
+    engine: with a precision, `native` runs sampling in the native library, `torch` in PyTorch, and `auto` in the native
+    library if it was built and the CPU has AVX2.
     """
     machine.settle()
     place = machine.pick_device(device)
     stored = read_model(path, weights, which, str(place))
     net: Network = stored.net
+    if precision is None and engine != "auto":
+        raise ValueError(f"engine {engine} needs a precision: float32, bf16, int8, int4 or auto")
     if precision is not None:
-        net = replayed(folding.fold(stored.net, machine.pick_weights(precision, place)))
+        net = fold_for(stored.net, machine.pick_weights(precision, place), engine)
     return LanguageModel(net, stored.system, stored.tokenizer)
 
 

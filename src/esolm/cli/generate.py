@@ -97,7 +97,8 @@ def prepare(
     if ranks.world > 1 and options["show"]:
         raise ValueError("--show is for one process: leave it out, or start without torchrun")
     keep_memory()
-    lm = load(options["run"], options["weights"], options["which"], str(own_device(options, ranks)), precision)
+    device = str(own_device(options, ranks))
+    lm = load(options["run"], options["weights"], options["which"], device, precision, options["engine"])
     job = plan(lm, options)
     if job.total < ranks.world:
         raise ValueError(f"{job.total} samples for {ranks.world} processes: start no more processes than samples")

@@ -41,11 +41,11 @@ def pick_precision(name: str, device: torch.device) -> str:
 
 
 def pick_weights(name: str, device: torch.device) -> str:
-    """The same for inference, which also has `int8` weights with products in bf16."""
-    if name not in ("auto", "float32", "bf16", "int8"):
-        raise ValueError(f"precision is {name!r}; it must be auto, float32, bf16 or int8")
-    found = pick_precision("bf16" if name == "int8" else name, device)
-    return "int8" if name == "int8" else found
+    """The same for inference, which also has `int8` and `int4` weights with products in bf16."""
+    if name not in ("auto", "float32", "bf16", "int8", "int4"):
+        raise ValueError(f"precision is {name!r}; it must be auto, float32, bf16, int8 or int4")
+    found = pick_precision("bf16" if name in ("int8", "int4") else name, device)
+    return name if name in ("int8", "int4") else found
 
 
 def fast_bf16(device: torch.device) -> bool:

@@ -14,8 +14,10 @@ from torch import Tensor
 from ...core.visibility import Packed, Visibility
 from ..cache import KVCache
 from ..denoiser import Denoiser, Rows, rotary_table
-from ..fold import PRECISIONS, Folded, FoldedLinear, Maker, Norm
+from ..fold import PRECISIONS, Folded, FoldedLinear, Maker, Norm, fold
+from ..graph import replayed
 from ..head import Score
+from ..protocol import Network
 from . import library as native
 from .library import BlockStruct, CallStruct, LinearStruct, ModelStruct, NormStruct, library
 from .linear import MANY, SCRATCH, NativeBf16, NativeFloat32, NativeInt4, NativeInt8, NativeLinear, pointer
@@ -26,6 +28,7 @@ KINDS: dict[str, type[NativeLinear]] = {
     "int8": NativeInt8,
     "int4": NativeInt4,
 }
+ENGINES = ("auto", "native", "torch")
 MOST_POSITIONS = 2**20
 LABELS = ("position", "rank", "horizon", "clique")
 
@@ -80,10 +83,11 @@ class Native:
         outs = batch * span if out.index is None else len(out.index)
         logits = torch.empty(outs, self.config.vocab_size)
         given, index = tokens.long().contiguous(), None if out.index is None else out.index.contiguous()
+        start, stop = (out.span.start, out.span.stop) if outs else (0, 0)  # an empty index has no address
         shared = cache.even and cache.shared
         call = CallStruct(
-            batch, rows, outs, cache.ranks.shape[1], self.threads or torch.get_num_threads(), out.span.start,
-            out.span.stop, cache.even, cache.extent, cache.lengths.data_ptr(), given.data_ptr(), labels[0].data_ptr(),
+            batch, rows, outs, cache.ranks.shape[1], self.threads or torch.get_num_threads(), start,
+            stop, cache.even, cache.extent, cache.lengths.data_ptr(), given.data_ptr(), labels[0].data_ptr(),
             cache.ranks.data_ptr(), *(t.data_ptr() for t in labels[1:]), _stride(labels[0]),
             0 if shared else cache.ranks.stride(0), *map(_stride, labels[1:]), _pointers(cache.keys),
             _pointers(cache.values), pointer(index), logits.data_ptr(),
@@ -189,3 +193,19 @@ def native_fold(net: Denoiser, precision: str, threads: int | None = None) -> Na
     if net.device.type != "cpu":
         raise native.Unavailable(f"the network is on {net.device}")
     return Native(Folded(net, Maker(KINDS[precision], PRECISIONS[precision])), threads)
+
+
+def fold_for(net: Denoiser, precision: str, engine: str = "auto") -> Network:
+    """A copy of the network at time zero for inference, as it is fastest on its device.
+
+    engine: `native` raises ValueError where the native library cannot be used; `auto` then takes `torch`.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"engine is {engine!r}; it must be one of {', '.join(ENGINES)}")
+    if engine != "torch":
+        try:
+            return native_fold(net, precision)
+        except native.Unavailable as error:
+            if engine == "native":
+                raise ValueError(f"engine native cannot be used: {error}. Choose auto or torch") from error
+    return replayed(fold(net, precision))
