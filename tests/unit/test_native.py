@@ -22,8 +22,7 @@ from esolm.net.cache import KVCache
 from esolm.net.denoiser import Rows
 from esolm.net.fold import Folded, Int8Linear, fold
 from esolm.net.head import Score
-from esolm.net.native import engine, library
-from esolm.net.native import linear as native_linear
+from esolm.net.native import library
 from esolm.net.native.engine import KINDS, Native, native_fold
 from esolm.sampling.request import Request
 from support import toy
@@ -240,8 +239,8 @@ def test_other_calls_run_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     for more in ({}, {"score": Score(call[0].flatten(), V - 1)}):
         close(native(*call, **more), folded(*call, **more), 1e-5)
     close(native(soft, *call[1:], cache=native.new_cache(B, L)), folded(*call), 1e-5)
-    monkeypatch.setattr(engine, "MANY", 4)
-    monkeypatch.setattr(native_linear, "MANY", 4)
+    monkeypatch.setattr(native, "many", 4)
+    monkeypatch.setattr(KINDS["float32"], "many", 4)
     close(native(*call, cache=native.new_cache(B, L)), folded(*call), 1e-5)
     with pytest.raises(ValueError, match="time zero"):
         native(*call, time=torch.zeros(1), cache=native.new_cache(B, L))

@@ -16,6 +16,8 @@ from torch import Tensor
 from ..core.visibility import by_order
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
 from ..net.fold import PRECISIONS, fold
+from ..net.native.engine import native_fold
+from ..net.native.library import Unavailable
 from .machine import gemm
 from .naive import Naive
 from .report import named, table
@@ -24,8 +26,11 @@ from .timing import interleaved, ratio, summary
 NAIVE, TRAINED, READ = "authors' implementation, float32", "not folded, float32", "read"
 READ_BYTES = 2**29
 """Larger than any CPU cache."""
-BYTES = {"float32": 4, "bf16": 2, "int8": 1}
-CACHE_BYTES = {"float32": 4, "bf16": 2, "int8": 2}
+BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5625}
+"""Of a weight; int4 has a bf16 scale for each 32 weights."""
+CACHE_BYTES = {"float32": 4, "bf16": 2, "int8": 2, "int4": 2}
+NATIVE = "native "
+"""Before the precision, in the names of networks that run in the native library."""
 Step = Callable[[int], object]
 
 
@@ -101,21 +106,31 @@ def read_step() -> Step:
     return lambda i: buffer.sum()
 
 
-def bytes_read(config: DenoiserConfig, precision: str, context: int, batch: int = 1) -> tuple[int, int]:
+def networks(net: Denoiser, precisions: list[str], native: bool) -> dict[str, Any]:
+    """Return the folded networks by name: in PyTorch and, if it was built, in the native library, there with int4."""
+    found: dict[str, Any] = {p: fold(net, p) for p in precisions}
+    try:
+        return found | {NATIVE + p: native_fold(net, p) for p in dict.fromkeys([*precisions, "int4"]) if native}
+    except Unavailable:
+        return found
+
+
+def bytes_read(config: DenoiserConfig, name: str, context: int, batch: int = 1) -> tuple[int, int]:
     """Return the bytes that every step reads: linear weights, and cached keys and values."""
+    precision = name.removeprefix(NATIVE)
     weights = config.layers * config.width**2 * (4 + 2 * config.mlp_ratio) + config.vocab_size * config.width
     cached = 2 * config.layers * config.width * context * batch
-    return weights * BYTES[precision], cached * CACHE_BYTES[precision]
+    return int(weights * BYTES[precision]), cached * CACHE_BYTES[precision]
 
 
 def predicted(
-    config: DenoiserConfig, precision: str, context: int, rows: int, masks: int, speed: float, gflops: dict[str, float]
+    config: DenoiserConfig, name: str, context: int, rows: int, masks: int, speed: float, gflops: dict[str, float]
 ) -> float:
     """Predict the seconds: the longer of reading the weights and multiplying by them, plus reading the cache."""
-    weights, cached = bytes_read(config, precision, context)
+    weights, cached = bytes_read(config, name, context)
     blocks = config.layers * config.width**2 * (4 + 2 * config.mlp_ratio)
     flops = 2 * (rows * blocks + masks * config.vocab_size * config.width)
-    peak = gflops["float32" if precision == "float32" else "bf16"]
+    peak = gflops["float32" if name.endswith("float32") else "bf16"]
     return max(weights / speed, flops / peak / 1e9) + cached / speed
 
 
@@ -129,6 +144,7 @@ def run(
     context: int = 512,
     rounds: int = 15,
     compiled: bool = False,
+    native: bool = True,
     plot: str | None = None,
 ) -> dict[str, Any]:
     """Time one cached step against slower implementations and against the memory bandwidth.
@@ -143,12 +159,13 @@ def run(
         context: cache length of the table and of the second curve.
         rounds: number of timed rounds.
         compiled: also time the step through torch.compile with frozen weights (minutes to compile).
+        native: also time the native library, if it was built, with int4 weights in addition.
         plot: file for a plot of the two curves (needs esolm[plot]).
     """
     precisions = precisions or ["float32", "bf16", "int8"]
     with torch.inference_mode():
         net = network(layers, width, vocab_size)
-        nets: dict[str, Any] = {p: fold(net, p) for p in precisions}
+        nets = networks(net, precisions, native)
         gflops = {"float32": gemm(torch.float32), "bf16": gemm(torch.bfloat16)}
         read = read_step()
         steps = single(net, nets, context, rounds, read, compiled)
@@ -179,7 +196,7 @@ def single(
     for name, each in nets.items():
         cases[f"Eso-LM, {name}"] = cached_step(each, context, 1, 1)
         cases[f"AR, {name}"] = cached_step(each, context, 0, 1)
-        if compiled and name != "int8":
+        if compiled and name in ("float32", "bf16"):
             cases[f"Eso-LM compiled, {name}"] = frozen_step(net, context, 1, PRECISIONS[name])
     for name, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
         if (step := gpt2_step(c.layers, c.width, c.vocab_size, context, dtype)) is not None:

@@ -20,7 +20,7 @@ from ..head import Score
 from ..protocol import Network
 from . import library as native
 from .library import BlockStruct, CallStruct, LinearStruct, ModelStruct, NormStruct, library
-from .linear import MANY, SCRATCH, NativeBf16, NativeFloat32, NativeInt4, NativeInt8, NativeLinear, pointer
+from .linear import SCRATCH, NativeBf16, NativeFloat32, NativeInt4, NativeInt8, NativeLinear, pointer
 
 KINDS: dict[str, type[NativeLinear]] = {
     "float32": NativeFloat32,
@@ -47,6 +47,7 @@ class Native:
     def __init__(self, net: Folded, threads: int | None = None) -> None:
         self.net, self.threads = net, threads
         self.config, self.device, self.dtype = net.config, net.device, net.dtype
+        self.many = _native(net.head).many
         self.blocks = (BlockStruct * len(net.blocks))(*map(_block, net.blocks))
         self.model = self._describe(2 * net.config.length)
 
@@ -65,8 +66,8 @@ class Native:
         score: Score | None = None,
     ) -> Tensor:
         """As Denoiser.forward; raises ValueError for a time, which is zero here."""
-        # The one rule: native is a cached pass over at most MANY rows of token ids that gives logits.
-        few = tokens.dim() == 2 and 0 < tokens.numel() <= MANY and not tokens.is_floating_point()
+        # The one rule: native is a cached pass over at most `many` rows of token ids that gives logits.
+        few = tokens.dim() == 2 and 0 < tokens.numel() <= self.many and not tokens.is_floating_point()
         if cache is None or isinstance(visibility, Packed) or time is not None or score is not None or not few:
             return self.net(tokens, position, visibility, time, cache, out, score)
         return self._step(tokens, position, visibility, cache, out or Rows(slice(0, tokens.shape[1])))
@@ -165,9 +166,13 @@ def _pointers(tensors: list[Tensor]) -> Any:
     return (c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
 
 
-def _linear(linear: FoldedLinear) -> LinearStruct:
+def _native(linear: FoldedLinear) -> NativeLinear:
     assert isinstance(linear, NativeLinear), "fold with the native kinds of linear"
-    return linear.struct
+    return linear
+
+
+def _linear(linear: FoldedLinear) -> LinearStruct:
+    return _native(linear).struct
 
 
 def _norm(norm: Norm) -> NormStruct:

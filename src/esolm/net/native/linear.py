@@ -18,8 +18,6 @@ from .library import BF16, FLOAT32, INT4, INT8, OK, LinearStruct, library
 
 PANEL = 32
 HUGE = 2**21
-MANY = 256
-"""Above so many rows a product is limited by arithmetic, and PyTorch's is used."""
 
 
 class Scratch(threading.local):
@@ -42,6 +40,9 @@ class NativeLinear:
 
     rounds = True
     form: ClassVar[int]
+    many: ClassVar[int] = 512
+    """Above so many rows a product is limited by arithmetic, and PyTorch's is used. In low precision its kernels are
+    slower up to there on CPUs without bf16 instructions; in float32 they draw level at about 100 rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gelu: bool) -> None:
         self.outputs, self.inputs = weight.shape
@@ -62,7 +63,7 @@ class NativeLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.numel() // self.inputs
-        if rows > MANY:
+        if rows > self.many:
             return self.twin(x)
         lib, threads, given = library(), torch.get_num_threads(), x.float().contiguous()
         memory = SCRATCH.at_least(lib.esolm_linear_scratch_bytes(self.struct, rows, threads))
@@ -98,6 +99,7 @@ class NativeLinear:
 
 class NativeFloat32(NativeLinear):
     form = FLOAT32
+    many = 128
 
     @staticmethod
     def stored(weight: Tensor) -> tuple[Tensor, Tensor | None]:
