@@ -28,7 +28,7 @@ class BuildLibrary(build_ext):
     """A shared library whose name has no Python version, and that exports no module."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return fullname.replace(".", "/") + ".so"
+        return fullname.replace(".", "/") + ".so.1"  # not .so, which Python takes for a module
 
     def get_export_symbols(self, ext: Any) -> list[str]:
         return []
@@ -39,7 +39,7 @@ class TagByPlatform(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         *_, tag = super().get_tag()
-        built = next(Path(self.bdist_dir).rglob("libesolm_native.so"), None) if self.bdist_dir else None
+        built = next(Path(self.bdist_dir).rglob("libesolm_native.so.1"), None) if self.bdist_dir else None
         return ("py3", "none", tag if built else "any")
 
 

@@ -399,13 +399,13 @@ def test_it_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     library.library.cache_clear()
     try:
         for content in (None, b"not a library"):
-            path = tmp_path / "libesolm_native.so"
+            path = tmp_path / "libesolm_native.so.1"
             if content is not None:
                 path.write_bytes(content)
             monkeypatch.setattr(library, "PATH", path)
             with pytest.raises(library.Unavailable, match="libesolm_native"):
                 native_fold(net, "float32")
-            assert "libesolm_native.so" in library.status()
+            assert "libesolm_native.so.1" in library.status()
         monkeypatch.undo()
         monkeypatch.setattr(library, "VERSION", 2**20)
         with pytest.raises(library.Unavailable, match=str(2**20)):

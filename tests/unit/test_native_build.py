@@ -30,7 +30,7 @@ def copied(folder: Path) -> Path:
     """The files that a build needs, without a library that is already there."""
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.so*", "*.egg-info", "__pycache__"))
     return folder
 
 
@@ -47,7 +47,7 @@ def built(folder: Path, what: str, **environment: str) -> Path:
 def test_without_a_compiler_the_wheel_has_no_library(tmp_path: Path) -> None:
     wheel = built(copied(tmp_path), "wheel", CC="false", CXX="false", LDSHARED="false", LDCXXSHARED="false")
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert not any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist())
+    assert not any(".so" in name for name in zipfile.ZipFile(wheel).namelist())
 
 
 def test_the_source_distribution_has_the_sources(tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_the_source_distribution_has_the_sources(tmp_path: Path) -> None:
 def test_with_a_compiler_the_wheel_has_the_library(tmp_path: Path) -> None:
     wheel = built(copied(tmp_path), "wheel")
     assert "-py3-none-linux" in wheel.name
-    zipfile.ZipFile(wheel).extract("esolm/net/native/libesolm_native.so", tmp_path)
-    lib = library.declared(tmp_path / "esolm/net/native/libesolm_native.so")
+    zipfile.ZipFile(wheel).extract("esolm/net/native/libesolm_native.so.1", tmp_path)
+    lib = library.declared(tmp_path / "esolm/net/native/libesolm_native.so.1")
     assert lib.esolm_version() == library.VERSION
     if lib.esolm_isa(-1):
         library.self_test(lib)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-PATH = Path(__file__).with_name("libesolm_native.so")
+PATH = Path(__file__).with_name("libesolm_native.so.1")
 VERSION = 1
 """Of native.h."""
 INSTRUCTIONS = {1: "AVX2", 2: "AVX-512"}
