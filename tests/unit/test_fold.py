@@ -141,6 +141,16 @@ def test_weights_are_packed_only_where_this_cpu_can_read_them(dtype: torch.dtype
 
 
 @pytest.mark.usefixtures("bf16")
+@pytest.mark.parametrize("inputs", [7, 36, 40, 144])
+def test_int8_with_any_number_of_inputs(inputs: int) -> None:
+    """PyTorch's kernel for few rows crashed or read foreign memory where inputs did not fill its vectors."""
+    weight, x = torch.randn(33, inputs), torch.randn(2, inputs).bfloat16()
+    found = Int8Linear(weight, None, False)
+    expected = x.float() @ (found.weight.float() * found.scale.float()[:, None]).T
+    assert ((found(x).float() - expected).abs() <= 2**-6 * (expected.abs() + 1)).all()
+
+
+@pytest.mark.usefixtures("bf16")
 @pytest.mark.parametrize("rows", [1, 2, folding.FEW, folding.FEW + 1, 40])
 def test_int8_weights_are_off_by_half_a_step_at_most(rows: int) -> None:
     """Both kernels equal the product with the rounded weights but for bf16 outputs, which round up to three times."""

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from esolm.core.randomness import Randomness
 from esolm.core.visibility import HIDDEN, Visibility, by_order, causal
+from esolm.model import load
 from esolm.net.cache import KVCache
 from esolm.net.denoiser import Rows
 from esolm.net.fold import Folded, Int8Linear, fold
 from esolm.net.head import Score
-from esolm.net.native import library
+from esolm.net.native import engine, library
 from esolm.net.native.engine import KINDS, Native, native_fold
 from esolm.sampling.request import Request
 from support import toy
@@ -414,3 +415,29 @@ def test_it_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.undo()
         library.library.cache_clear()
     assert "AVX" in library.status()
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": "speculative"}], ids=["ordinary", "speculative"])
+def test_a_loaded_model_draws_the_same_on_both_engines(options: dict[str, Any]) -> None:
+    """In float32 a draw differs only if the uniform number falls between two nearly equal sums."""
+    found = []
+    for name, kind in (("native", Native), ("torch", Folded), ("auto", Native)):
+        lm = load("books", precision="float32", engine=name)
+        assert type(lm.net) is kind
+        found.append(lm.sample("The", num_samples=2, length=24, seed=5, **options).tokens)
+    assert found[0] == found[1] == found[2]
+
+
+def test_engines_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="'fast'"):
+        load("books", precision="float32", engine="fast")
+    with pytest.raises(ValueError, match="native"):
+        load("books", engine="native")
+
+    def missing() -> None:
+        raise library.Unavailable("not built")
+
+    monkeypatch.setattr(engine, "library", missing)
+    assert type(load("books", precision="float32").net) is Folded
+    with pytest.raises(ValueError, match="not built"):
+        load("books", precision="float32", engine="native")
