@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ...core.visibility import Packed, Visibility
 from ..cache import KVCache
+from ..cuda_graphs import replayed
 from ..denoiser import Denoiser, Rows, rotary_table
 from ..fold import PRECISIONS, Folded, FoldedLinear, Maker, Norm, fold
-from ..graph import replayed
 from ..head import Score
 from ..protocol import Network
 from . import library as native
