@@ -15,14 +15,14 @@ settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def precision() -> str:
+def machine_precision() -> str:
     """The precision that `auto` selects on this machine, determined before anything else runs; sets one thread."""
     torch.set_num_threads(1)
     return machine.pick_precision("auto", torch.device("cpu"))
 
 
 @pytest.fixture
-def bf16(precision: str) -> None:
+def bf16(machine_precision: str) -> None:
     """For tests in bfloat16: skips them where it does not run, as on some virtual machines."""
     try:
         machine.pick_precision("bf16", torch.device("cpu"))
