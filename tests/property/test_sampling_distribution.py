@@ -25,7 +25,7 @@ from esolm.core.randomness import Randomness, uniform
 from esolm.net.conditionals import order_nats
 from esolm.sampling import loops as sampling
 from esolm.sampling.request import Request
-from support import paper, toy
+from support import engines, paper, toy
 from support.chance import ALARM, chance, given_the_plans, numbered, rows
 from support.naive import Naive, Plan, Tokens, every_plan, mixture, run
 
@@ -60,8 +60,8 @@ def ask(length: int = L, known: dict[int, int] | None = None, **options: Any) ->
     return toy.request(x, fixed, torch.ones_like(fixed), **options)
 
 
-def draws(kind: str, request: Request, rng: Randomness = RNG) -> tuple[Tensor, Schedule]:
-    tokens, schedule, _ = run(SYSTEMS[kind], NET, request, rng)
+def draws(kind: str, request: Request, rng: Randomness = RNG, net: Any = NET) -> tuple[Tensor, Schedule]:
+    tokens, schedule, _ = run(SYSTEMS[kind], net, request, rng)
     return tokens, schedule
 
 
@@ -91,6 +91,14 @@ def test_one_at_a_time_follows_the_likelihood_of_the_same_order(kind: str, sigma
     assert chance(rows(tokens), likelihood(sigma)) > ALARM
     for other in ORDERS:
         assert other == sigma or chance(rows(tokens), likelihood(other)) < SURE
+
+
+@pytest.mark.parametrize("sigma", [(0, 1, 2), (2, 0, 1)])
+def test_the_native_engine_follows_the_likelihood_too(sigma: Tokens) -> None:
+    low = toy.network(V, L, torch.float32, seed=11, width=8, heads=1, mlp_ratio=1)
+    tokens, _ = draws("B", ask(sampler="order", order=torch.tensor([sigma])), net=engines.native(low))
+    assert chance(rows(tokens), likelihood(sigma)) > ALARM
+    assert chance(rows(tokens), likelihood(sigma[::-1])) < SURE
 
 
 def test_every_row_its_own_order() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.sampling.request import Request
-from support import toy
+from support import engines, toy
 from support.naive import Naive, Recording, plan_of, run
 
 V = 6
@@ -262,10 +262,12 @@ def test_ar_begins_with_the_token_it_was_trained_with() -> None:
     assert not torch.equal(found, run(SYSTEMS["ar"], NET, request, rng)[0])
 
 
+@pytest.mark.parametrize("engine", [None, *engines.ENGINES])
 @pytest.mark.parametrize("kind", SYSTEMS)
-def test_float32(kind: str) -> None:
+def test_float32(kind: str, engine: str | None) -> None:
     """Logits of up to 3 to 2e-5 (absolute), from the float64 twin of the same network; measured 2e-6."""
-    single = toy.network(V, dtype=torch.float32)
+    single: Any = toy.network(V, dtype=torch.float32)
+    single = single if engine is None else engines.on(engine, single)
     twin = toy.network(V, dtype=torch.float32).double()
     block = int(kind[5:]) if kind.startswith("bd3lm") else 1
     rows = [[F] * 8, [T, T, F, F, F, F], [T] + [F] * 4] if kind == "ar" else [*RAGGED, [F, T, F, F, F, T, F, F]]

@@ -1,6 +1,6 @@
 """Speculative samples follow the distribution of the one-token sampler, enumerated from the naive one.
 
-Pearson's chi-square with fixed seeds: a right sampler would be called wrong with chance 1e-6 per test, 22 of them. Four
+Pearson's chi-square with fixed seeds: a right sampler would be called wrong with chance 1e-6 per test, 24 of them. Four
 wrong samplers are called wrong, each with more certainty than 1 - 1e-12.
 
 Shapes: B batch, L length, V vocabulary.
@@ -8,6 +8,7 @@ Shapes: B batch, L length, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -23,7 +24,7 @@ from esolm.core.randomness import Randomness
 from esolm.sampling import loops as sampling
 from esolm.sampling import speculative
 from esolm.sampling.request import Request
-from support import toy
+from support import engines, toy
 from support.chance import ALARM, chance, given_the_plans, rows
 from support.naive import Naive, Plan, Tokens, plan_of, run
 
@@ -102,6 +103,13 @@ def test_every_window(window: int | None) -> None:
 
 def test_the_any_order_loss_samples_alike() -> None:
     tokens, _ = draws(ask(window=3), loss="any_order")
+    assert chance(rows(tokens), NAIVE.joint(one_by_one(SIGMA), {})) > ALARM
+
+
+@pytest.mark.parametrize("window", [3, None])
+def test_the_native_engine(window: int | None) -> None:
+    NETS["native"] = engines.native(copy.deepcopy(NETS["random"]).float())
+    tokens, _ = draws(ask(window=window), "native")
     assert chance(rows(tokens), NAIVE.joint(one_by_one(SIGMA), {})) > ALARM
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
+from esolm.core.terms import token_nats
 from esolm.core.visibility import HIDDEN, Visibility, by_order, causal
 from esolm.model import load
 from esolm.net.cache import KVCache
@@ -27,6 +30,7 @@ from esolm.net.native import engine, library
 from esolm.net.native.engine import KINDS, Native, native_fold
 from esolm.sampling.request import Request
 from support import toy
+from support.naive import Recording
 
 try:
     library.library()
@@ -208,6 +212,25 @@ def test_a_prompt_of_many_rows(precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", KINDS)
+def test_probabilities_in_place_of_tokens(precision: str) -> None:
+    net = both(precision)
+    tokens, position, seen = fixed_call()
+    soft = torch.randn(*tokens.shape, V).softmax(-1)
+    net(soft, position, seen, cache=net.new_cache(B, 4))
+    hard = torch.nn.functional.one_hot(tokens, V).float()
+    found = net.native(hard, position, seen, cache=net.new_cache(B, 4))
+    assert torch.equal(found, net.native(tokens, position, seen, cache=net.new_cache(B, 4)))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("number", [0, 3, 65536, 300_001])
+def test_reading_leaves_nothing_out(number: int, threads: int) -> None:
+    words = torch.randint(-(2**31), 2**31, (number,), dtype=torch.int32)
+    found = library.library().esolm_read(words.data_ptr(), 4 * number, threads)
+    assert found == int(words.long().sum()) % 2**32
+
+
+@pytest.mark.parametrize("precision", KINDS)
 def test_no_rows_get_logits(precision: str) -> None:
     """Keys and values are written all the same."""
     net = both(precision)
@@ -231,15 +254,13 @@ def test_an_example_does_not_depend_on_its_batch_or_the_threads(precision: str) 
 
 
 def test_other_calls_run_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a cache, with a score, with probabilities, and with many rows; on the same weights."""
+    """Without a cache, with a score, and with many rows; on the same weights."""
     net = toy.network(dtype=torch.float32)
     native, folded = native_fold(net, "float32"), fold(net, "float32")
     monkeypatch.setattr(native, "_step", None)
     call = toy.text(B), torch.arange(L)[None], causal(L)
-    soft = torch.nn.functional.one_hot(call[0], V).float()
     for more in ({}, {"score": Score(call[0].flatten(), V - 1)}):
         close(native(*call, **more), folded(*call, **more), 1e-5)
-    close(native(soft, *call[1:], cache=native.new_cache(B, L)), folded(*call), 1e-5)
     monkeypatch.setattr(native, "many", 4)
     monkeypatch.setattr(KINDS["float32"], "many", 4)
     close(native(*call, cache=native.new_cache(B, L)), folded(*call), 1e-5)
@@ -291,6 +312,8 @@ def hostile() -> dict[str, Any]:
     return {
         "a token behind the vocabulary": ((tokens + V, position, seen), {}),
         "a negative token": ((tokens - V, position, seen), {}),
+        "tokens of three dimensions": ((one[..., None], position, seen), {}),
+        "probabilities of another vocabulary": ((one[..., None].float(), position, seen), {}),
         "a negative position": ((tokens, position - 1, seen), {}),
         "a position behind all tables": ((tokens, position + 2**40, seen), {}),
         "positions of another shape": ((tokens, position[:, :2], seen), {}),
@@ -404,12 +427,13 @@ def test_it_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             if content is not None:
                 path.write_bytes(content)
             monkeypatch.setattr(library, "PATH", path)
-            with pytest.raises(library.Unavailable, match="libesolm_native"):
+            kind = library.Unavailable if content is None else library.Broken
+            with pytest.raises(kind, match="libesolm_native"):
                 native_fold(net, "float32")
             assert "libesolm_native.so.1" in library.status()
         monkeypatch.undo()
         monkeypatch.setattr(library, "VERSION", 2**20)
-        with pytest.raises(library.Unavailable, match=str(2**20)):
+        with pytest.raises(library.Broken, match=str(2**20)):
             native_fold(net, "float32")
     finally:
         monkeypatch.undo()
@@ -428,7 +452,21 @@ def test_a_loaded_model_draws_the_same_on_both_engines(options: dict[str, Any]) 
     assert found[0] == found[1] == found[2]
 
 
-def test_engines_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_likelihood_of_a_native_sample_is_that_of_its_draws() -> None:
+    """The probabilities that a sample was drawn with, multiplied, are the one-pass likelihood in PyTorch."""
+    net = toy.network(dtype=torch.float32)
+    system, recording = toy.make("esolm", V - 1, alpha_0=1.0), Recording()
+    order = toy.permutations(B, L)
+    asked = replace(request([0] * B, sampler="order", order=order), draw=recording)
+    steps = sample(native_fold(net, "float32"), system, asked)
+    x = torch.empty(B, L, dtype=torch.long).scatter_(1, order, torch.cat(steps, 1))
+    drawn = [token_nats(logits.clone(), token[:, 0], V - 1) for logits, token in zip(recording.seen, steps)]
+    with torch.no_grad():
+        expected = system.order_nats(fold(net, "float32"), Batch(x), order).sum(1)
+    torch.testing.assert_close(torch.stack(drawn).sum(0), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_engines_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match="'fast'"):
         load("books", precision="float32", engine="fast")
     with pytest.raises(ValueError, match="native"):
@@ -439,5 +477,13 @@ def test_engines_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engine, "library", missing)
     assert type(load("books", precision="float32").net) is Folded
+    assert not caplog.records  # nothing was built: nothing is wrong
     with pytest.raises(ValueError, match="not built"):
         load("books", precision="float32", engine="native")
+
+    def broken() -> None:
+        raise library.Broken("wrong version")
+
+    monkeypatch.setattr(engine, "library", broken)
+    assert type(load("books", precision="float32").net) is Folded
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -127,7 +127,7 @@ def test_family(
     found = torch.empty(B, N, V)
     pointers = [(c_void_p * LAYERS)(*(t.data_ptr() for t in part)) for part in (own_keys, own_values)]
     call = CallStruct(
-        B, N, B * N, C, threads, 0, N, True, PAST, None, tokens.data_ptr(), position.data_ptr(), ranks.data_ptr(),
+        B, N, B * N, C, threads, 0, N, True, PAST, None, tokens.data_ptr(), None, position.data_ptr(), ranks.data_ptr(),
         rank.data_ptr(), rank.data_ptr(), none.data_ptr(), N, C, N, N, N, *pointers, None, found.data_ptr(),
     )  # fmt: skip
     lib = library.library()

@@ -97,6 +97,10 @@ def prepare(
     if ranks.world > 1 and options["show"]:
         raise ValueError("--show is for one process: leave it out, or start without torchrun")
     keep_memory()
+    if options["threads"] is not None:
+        if options["threads"] < 1:
+            raise ValueError(f"threads is {options['threads']}; it must be at least 1")
+        torch.set_num_threads(options["threads"])
     device = str(own_device(options, ranks))
     lm = load(options["run"], options["weights"], options["which"], device, precision, options["engine"])
     job = plan(lm, options)
@@ -116,7 +120,7 @@ def request_of(options: Mapping[str, Any], precision: str, job: Job) -> dict[str
     home = find_folder(options["run"])
     home = home if folder.is_model(home) else locate(home, options["which"])[0]
     changed = max(file.stat().st_mtime_ns for file in home.iterdir())
-    free = (*DELIVERY, "batch_size", "device", "prompt_file")
+    free = (*DELIVERY, "batch_size", "device", "prompt_file", "threads")
     return {
         **{name: value for name, value in options.items() if name not in free},
         "run": str(home.resolve()),

@@ -24,6 +24,7 @@ def add_options(made: Any) -> None:
     option("--device", type=str, default="auto", help="auto (a GPU if there is one), cpu, cuda or mps.")
     option("--precision", type=str, default="auto", help="float32, bf16, int8, int4, or auto: bf16 where it is fast.")
     option("--engine", type=str, default="auto", help="native, torch, or auto: native where it can be used.")
+    option("--threads", type=int, help="CPU threads; PyTorch's choice if not given.")
     option("--weights", type=str, default="ema", help="ema, or model for the raw ones.")
     option("--which", type=str, default="best", help="The best or the last checkpoint of a run.")
     option("--json", action="store_true", help="Print one JSON object and nothing else.")

@@ -19,6 +19,10 @@ def run(argv: Sequence[str]) -> int:
     made.add_argument("--json", action="store_true", help="Print JSON.")
     options = parse(made, argv)
     about = describe(Path(options["folder"]))
+    if about["kind"] != "data":
+        from ..net.native.library import status
+
+        about["engine"] = status()
     if options["json"]:
         print(json.dumps(about, indent=1))
         return 0

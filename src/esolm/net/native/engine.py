@@ -5,6 +5,7 @@ Shapes: B batch, N new slots, H heads, C capacity, D head width, R rows that get
 
 from __future__ import annotations
 
+import logging
 from ctypes import c_void_p
 from typing import Any, NamedTuple
 
@@ -66,14 +67,14 @@ class Native:
         score: Score | None = None,
     ) -> Tensor:
         """As Denoiser.forward; raises ValueError for a time, which is zero here."""
-        # The one rule: native is a cached pass over at most `many` rows of token ids that gives logits.
-        few = tokens.dim() == 2 and 0 < tokens.numel() <= self.many and not tokens.is_floating_point()
+        # The one rule: native is a cached pass over at most `many` rows that gives logits.
+        few = 0 < tokens.shape[0] * tokens.shape[1] <= self.many
         if cache is None or isinstance(visibility, Packed) or time is not None or score is not None or not few:
             return self.net(tokens, position, visibility, time, cache, out, score)
         return self._step(tokens, position, visibility, cache, out or Rows(slice(0, tokens.shape[1])))
 
     def _step(self, tokens: Tensor, position: Tensor, visibility: Visibility, cache: KVCache, out: Rows) -> Tensor:
-        batch, rows = tokens.shape
+        batch, rows = tokens.shape[:2]
         labels = [
             _label(name, t, batch, rows)
             for name, t in zip(LABELS, (position, visibility.rank, visibility.horizon, visibility.clique))
@@ -83,18 +84,26 @@ class Native:
         span = out.span.stop - out.span.start
         outs = batch * span if out.index is None else len(out.index)
         logits = torch.empty(outs, self.config.vocab_size)
-        given, index = tokens.long().contiguous(), None if out.index is None else out.index.contiguous()
+        ids, inputs = self._embed(tokens)
+        index = None if out.index is None else out.index.contiguous()
         start, stop = (out.span.start, out.span.stop) if outs else (0, 0)  # an empty index has no address
         shared = cache.even and cache.shared
         call = CallStruct(
             batch, rows, outs, cache.ranks.shape[1], self.threads or torch.get_num_threads(), start,
-            stop, cache.even, cache.extent, cache.lengths.data_ptr(), given.data_ptr(), labels[0].data_ptr(),
-            cache.ranks.data_ptr(), *(t.data_ptr() for t in labels[1:]), _stride(labels[0]),
+            stop, cache.even, cache.extent, cache.lengths.data_ptr(), pointer(ids), pointer(inputs),
+            labels[0].data_ptr(), cache.ranks.data_ptr(), *(t.data_ptr() for t in labels[1:]), _stride(labels[0]),
             0 if shared else cache.ranks.stride(0), *map(_stride, labels[1:]), _pointers(cache.keys),
             _pointers(cache.values), pointer(index), logits.data_ptr(),
         )  # fmt: skip
         self._run(call, labels[0])
         return logits if out.index is not None else logits.unflatten(0, (batch, span))
+
+    def _embed(self, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Ids int64 [B, N] for the library to look up, or what probabilities [B, N, V] embed to, float32 [B, N, W]."""
+        if not tokens.is_floating_point():
+            return tokens.long().contiguous(), None
+        table = self.net.embed.weight
+        return None, (tokens.to(table.dtype) @ table).float().contiguous()
 
     def _run(self, call: CallStruct, position: Tensor) -> None:
         """Call the library; a position behind the rotary table extends it. Raises ValueError."""
@@ -111,7 +120,10 @@ class Native:
 
     def _check(self, tokens: Tensor, cache: KVCache, out: Rows) -> None:
         """Raise ValueError unless the cache and the rows fit the network and the tokens."""
-        c, (batch, rows) = self.config, tokens.shape
+        c, (batch, rows) = self.config, tokens.shape[:2]
+        if tokens.shape != ((batch, rows, c.vocab_size) if tokens.is_floating_point() else (batch, rows)):
+            found = f"{tokens.dtype} {tuple(tokens.shape)}"
+            raise ValueError(f"tokens are {found}; they must be ids [B, N] or probabilities [B, N, V]")
         shape = (batch, c.heads, cache.ranks.shape[1], c.width // c.heads)
         for t in (*cache.keys, *cache.values):
             if t.shape != shape or t.dtype != self.dtype or not t.is_contiguous():
@@ -213,4 +225,6 @@ def fold_for(net: Denoiser, precision: str, engine: str = "auto") -> Network:
         except native.Unavailable as error:
             if engine == "native":
                 raise ValueError(f"engine native cannot be used: {error}. Choose auto or torch") from error
+            if isinstance(error, native.Broken):
+                logging.getLogger("esolm").warning("%s; until then sampling runs in PyTorch", error)
     return replayed(fold(net, precision))

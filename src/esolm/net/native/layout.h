@@ -11,6 +11,7 @@ constexpr int GROUP = 32;       // inputs with a common scale in 4 bits; all inp
 constexpr int OWN_ROWS = 8;     // up to so many rows every thread prepares a copy of a product's input by itself
 constexpr int QUERIES = 4;      // rows attended at a time, at most
 constexpr int MAX_HEAD_WIDTH = 512;
+constexpr int64_t READ_PIECE = 1 << 18;  // bytes that esolm_read takes at a time
 constexpr int64_t GROUP_BYTES = PANEL * 2 + GROUP * PANEL / 2;  // scales, then the numbers of a group
 
 inline int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }

@@ -6,14 +6,14 @@ import contextlib
 import ctypes
 import functools
 import os
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
 import torch
 
 PATH = Path(__file__).with_name("libesolm_native.so.1")
-VERSION = 1
+VERSION = 2
 """Of native.h."""
 INSTRUCTIONS = {1: "AVX2", 2: "AVX-512"}
 CHOICE = "ESOLM_NATIVE_ISA"
@@ -24,6 +24,10 @@ OK, NO_INSTRUCTIONS, BAD_MODEL, BAD_CALL, BAD_TOKEN, BAD_POSITION, BAD_INDEX, FU
 
 class Unavailable(ValueError):
     """The native library cannot be used; the message says why."""
+
+
+class Broken(Unavailable):
+    """The library is there, and does not work: it is damaged, or of another version."""
 
 
 class LinearStruct(Structure):
@@ -59,7 +63,10 @@ class CallStruct(Structure):
         *((name, c_int32) for name in ("batch", "rows", "outs", "capacity", "threads")),
         *((name, c_int32) for name in ("span_start", "span_stop", "even")),
         ("extent", c_int64),
-        *((name, c_void_p) for name in ("lengths", "tokens", "position", "ranks", "rank", "horizon", "clique")),
+        *(
+            (name, c_void_p)
+            for name in ("lengths", "tokens", "inputs", "position", "ranks", "rank", "horizon", "clique")
+        ),
         *((f"{name}_stride", c_int64) for name in ("position", "ranks", "rank", "horizon", "clique")),
         *((name, POINTER(c_void_p)) for name in ("keys", "values")),
         *((name, c_void_p) for name in ("index", "logits", "scratch")),
@@ -75,9 +82,9 @@ def library() -> Any:
     """The library, checked; raises Unavailable."""
     lib = declared(PATH)
     if lib.esolm_version() != VERSION:
-        raise Unavailable(f"{PATH.name} has version {lib.esolm_version()}, not {VERSION}: install esolm again")
+        raise Broken(f"{PATH.name} has version {lib.esolm_version()}, not {VERSION}: install esolm again")
     if [lib.esolm_struct_bytes(i) for i in range(len(STRUCTS))] != [ctypes.sizeof(s) for s in STRUCTS]:
-        raise Unavailable(f"{PATH.name} was built for another layout of structs: install esolm again")
+        raise Broken(f"{PATH.name} was built for another layout of structs: install esolm again")
     choice = os.environ.get(CHOICE, "avx512")
     if choice not in ("avx2", "avx512"):
         raise Unavailable(f"{CHOICE} is {choice!r}; it must be avx2 or avx512")
@@ -97,7 +104,7 @@ def declared(path: Path) -> Any:
         results: dict[str, Any] = {
             "version": c_int32, "struct_bytes": c_int64, "isa": c_int32, "packed_bytes": c_int64, "pack": None,
             "unpack": None, "huge_pages": None, "linear_scratch_bytes": c_int64, "linear": c_int32,
-            "scratch_bytes": c_int64, "step": c_int32, "openmp": None,
+            "scratch_bytes": c_int64, "step": c_int32, "read": c_uint32, "openmp": None,
         }  # fmt: skip
         linear, model, call = POINTER(LinearStruct), POINTER(ModelStruct), POINTER(CallStruct)
         arguments: dict[str, list[Any]] = {
@@ -108,6 +115,7 @@ def declared(path: Path) -> Any:
             "linear": [linear, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p],
             "scratch_bytes": [model, call],
             "step": [model, call],
+            "read": [c_void_p, c_int64, c_int32],
             "openmp": [c_void_p, c_void_p],
         }
         for name, result in results.items():
@@ -116,7 +124,7 @@ def declared(path: Path) -> Any:
             if name in arguments:
                 function.argtypes = arguments[name]
     except (OSError, AttributeError) as error:
-        raise Unavailable(f"{path.name} cannot be loaded: {error}") from error
+        raise Broken(f"{path.name} cannot be loaded: {error}") from error
     return lib
 
 
@@ -146,7 +154,7 @@ def self_test(lib: Any) -> None:
         # Not x @ whole.T: oneDNN would read its variables before runtime.machine.settle has set them.
         expected = (x[:, None] * whole).sum(-1)
         if status != OK or not torch.allclose(found, expected, rtol=1e-3, atol=1e-2):
-            raise Unavailable(f"{PATH.name} fails its self-test in format {form}: install esolm again")
+            raise Broken(f"{PATH.name} fails its self-test in format {form}: install esolm again")
 
 
 def use(instructions: int) -> int:
@@ -155,8 +163,8 @@ def use(instructions: int) -> int:
 
 
 def status() -> str:
-    """One line: the instruction set in use, or why there is none."""
+    """One line: the engine that `auto` chooses on the CPU, and why."""
     try:
-        return f"native library with {INSTRUCTIONS[library().esolm_isa(-1)]}"
+        return f"native, with {INSTRUCTIONS[library().esolm_isa(-1)]}"
     except Unavailable as error:
-        return f"no native library: {error}"
+        return f"torch: {error}"

@@ -79,7 +79,7 @@ bool fits(const EsolmCall& c) {
   if (c.span_start < 0 || c.span_stop < c.span_start || c.span_stop > c.rows) return false;
   if (!c.index && int64_t(c.outs) != int64_t(c.batch) * (c.span_stop - c.span_start)) return false;
   if (int64_t(c.batch) * c.rows > 1 << 28 || c.outs > 1 << 28 || c.threads > 1024) return false;
-  return c.tokens && c.position && c.ranks && c.rank && c.horizon && c.clique && c.keys && c.values && c.scratch &&
+  return (c.tokens || c.inputs) && c.position && c.ranks && c.rank && c.horizon && c.clique && c.keys && c.values && c.scratch &&
          (c.logits || !c.outs) && (c.even || c.lengths);
 }
 
@@ -88,7 +88,7 @@ int32_t check_values(const EsolmModel& m, const EsolmCall& c) {
   if (c.extent + c.rows > c.capacity) return ESOLM_FULL;
   for (int b = 0; b < c.batch && !c.even; b++)
     if (c.lengths[b] < 0 || c.lengths[b] > c.extent) return ESOLM_BAD_CALL;
-  for (int64_t i = 0; i < int64_t(c.batch) * c.rows; i++)
+  for (int64_t i = 0; i < int64_t(c.batch) * c.rows && !c.inputs; i++)
     if (c.tokens[i] < 0 || c.tokens[i] >= m.vocab) return ESOLM_BAD_TOKEN;
   for (int b = 0; b < (c.position_stride ? c.batch : 1) && m.cos; b++)
     for (int n = 0; n < c.rows; n++) {
@@ -198,6 +198,16 @@ EXPORT int32_t esolm_linear(const EsolmLinear* l, const float* x, int32_t rows, 
     avx2::linear(*l, x, rows, {y, l->outputs, l->bias, gelu ? avx2::GELU : avx2::STORE, l->outputs}, team, own, shared,
                  threads);
   return ESOLM_OK;
+}
+
+EXPORT uint32_t esolm_read(const void* memory, int64_t bytes, int32_t threads) {
+  const int64_t pieces = std::min<int64_t>(bytes / READ_PIECE, 1 << 30);
+  uint32_t total = 0;
+  for (int64_t i = pieces * READ_PIECE; i + 4 <= bytes; i += 4) total += *(const uint32_t*)((const char*)memory + i);
+  if (esolm_isa(-1) == 0 || threads < 1) return total;
+  Team::Counter counter;
+  Team team(&counter);
+  return total + (esolm_isa(-1) == 2 ? avx512::read_pieces : avx2::read_pieces)((const char*)memory, pieces, team, threads);
 }
 
 EXPORT int64_t esolm_scratch_bytes(const EsolmModel* m, const EsolmCall* c) {

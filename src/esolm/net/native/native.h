@@ -8,7 +8,7 @@
 #pragma once
 #include <stdint.h>
 
-#define ESOLM_NATIVE_VERSION 1  // raise it with every change of this file
+#define ESOLM_NATIVE_VERSION 2  // raise it with every change of this file
 
 extern "C" {
 
@@ -73,7 +73,8 @@ struct EsolmCall {
   int32_t batch, rows, outs, capacity, threads, span_start, span_stop, even;
   int64_t extent;               // the longest example's committed slots
   const int64_t* lengths;       // [B] committed slots of each example; not read if even
-  const int64_t* tokens;        // [B, N]
+  const int64_t* tokens;        // [B, N]; not read if there are inputs
+  const float* inputs;          // [B, N, W], embedded by the caller; or null
   const int64_t* position;      // [B|1, N]
   const int64_t* ranks;         // [B|1, C] of committed slots
   const int64_t *rank, *horizon, *clique;  // [B|1, N] of new slots
@@ -106,6 +107,10 @@ int32_t esolm_linear(const struct EsolmLinear*, const float* x, int32_t rows, fl
 
 int64_t esolm_scratch_bytes(const struct EsolmModel*, const struct EsolmCall*);
 int32_t esolm_step(const struct EsolmModel*, const struct EsolmCall*);
+
+// Read all of `memory` once, on as many threads, as fast as a step reads weights: what a step is measured against. Returns
+// the sum of its 32-bit words, so that nothing is left out.
+uint32_t esolm_read(const void* memory, int64_t bytes, int32_t threads);
 
 // Run on the threads of a GNU OpenMP that is already in the process (null: on threads of this library).
 void esolm_openmp(void* gomp_parallel, void* omp_get_num_threads);
