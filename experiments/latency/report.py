@@ -26,6 +26,7 @@ def report(results: Results) -> str:
         rows = [
             [NAMES[name], number(s["seconds_per_sample"], None, 1), number(s["over_esolm"]), number(paper[name] / paper["esolm"], None, 1)]
             for name, s in systems.items()
+            if name in paper
         ]  # fmt: skip
         parts.append(table((f"L = {length}", "seconds", "× Eso-LM", "paper, × Eso-LM"), rows))
     return "\n\n".join([*parts, verdict(results)])

@@ -114,7 +114,7 @@ def test_gpt2_step_reads_the_same_context_every_time() -> None:
 def test_sample_continues_after_the_given_tokens(name: str) -> None:
     """Every timed step feeds the same rows as that step of a complete sample."""
     net, given, length = fold(latency.network(1, 64, 50)), 32, 128
-    repeat = sample.SYSTEMS[name][2]
+    repeat = sample.SYSTEMS[name].repeat
     fed: list[tuple[int, int]] = []
 
     class Spy:
@@ -136,6 +136,8 @@ def test_sample_continues_after_the_given_tokens(name: str) -> None:
         assert fed == [(given + 1 + i, 1) for i in range(3)]
     elif name == sample.ESOLM:
         assert fed == [(given + i, 2) for i in range(3)]
+    elif name == "esolm, 16 tokens a step":
+        assert fed == [(given + 16 * i, 32) for i in range(3)]
     else:  # the first pass of a block also commits the block before it
         at = [given + i * repeat for i in range(4)]
         assert fed == [pair for i in range(3) for pair in ((at[i], 2 * repeat), (at[i + 1], repeat))]
@@ -160,8 +162,14 @@ def test_sample_time_is_the_weighted_mean_of_step_times(monkeypatch: pytest.Monk
         lambda cases, rounds, before: {case: [10.0 if case.endswith("first") else 1.0] * rounds for case in cases},
     )  # fmt: skip
     nets = {"float32": fold(latency.network(1, 64, 50))}
-    found = sample.cached(nets, 256, 1, 2, 3)
-    expected = {"esolm": 10.0, "ar": 10.0, "bd3lm, block 4": 13 / 4, "bd3lm, block 16": 25 / 16}
+    found = sample.cached(nets, {}, 256, 1, 2, 3)
+    expected = {
+        "esolm": 10.0,
+        "esolm, 16 tokens a step": 10 / 16,
+        "ar": 10.0,
+        "bd3lm, block 4": 13 / 4,
+        "bd3lm, block 16": 25 / 16,
+    }
     assert found == {(name, "float32"): [256 * seconds] * 3 for name, seconds in expected.items()}
 
 

@@ -17,7 +17,9 @@ from ..core.visibility import by_order
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
 from ..net.fold import PRECISIONS, fold
 from ..net.native.engine import native_fold
-from ..net.native.library import Unavailable
+from ..net.native.library import Unavailable, library
+from ..net.native.linear import aligned
+from . import llama
 from .machine import gemm
 from .naive import Naive
 from .report import named, table
@@ -101,16 +103,21 @@ def gpt2_step(layers: int, width: int, vocab_size: int, context: int, dtype: tor
 
 
 def read_step() -> Step:
-    """Return a function that reads READ_BYTES from memory."""
-    buffer = torch.ones(READ_BYTES // 4)
-    return lambda i: buffer.sum()
+    """Return a function that reads READ_BYTES from memory by the native library, or more slowly by a sum in PyTorch."""
+    try:
+        lib = library()
+    except Unavailable:
+        buffer = torch.ones(READ_BYTES // 4)
+        return lambda i: buffer.sum()
+    memory = aligned(READ_BYTES).fill_(1)
+    return lambda i: lib.esolm_read(memory.data_ptr(), READ_BYTES, torch.get_num_threads())
 
 
 def networks(net: Denoiser, precisions: list[str], native: bool) -> dict[str, Any]:
-    """Return the folded networks by name: in PyTorch and, if it was built, in the native library, there with int4."""
-    found: dict[str, Any] = {p: fold(net, p) for p in precisions}
+    """Return the folded networks by name: in PyTorch, except int4, and in the native library if it was built."""
+    found: dict[str, Any] = {p: fold(net, p) for p in precisions if p != "int4"}
     try:
-        return found | {NATIVE + p: native_fold(net, p) for p in dict.fromkeys([*precisions, "int4"]) if native}
+        return found | {NATIVE + p: native_fold(net, p) for p in precisions if native}
     except Unavailable:
         return found
 
@@ -145,6 +152,7 @@ def run(
     rounds: int = 15,
     compiled: bool = False,
     native: bool = True,
+    llama_cpp: bool = True,
     plot: str | None = None,
 ) -> dict[str, Any]:
     """Time one cached step against slower implementations and against the memory bandwidth.
@@ -152,23 +160,24 @@ def run(
     Args:
         contexts: cache lengths of the first curve; 512, 1024, 2048, 4096 and 8192 by default.
         parallelism: masks per step, with as many clean tokens, of the second curve; 1, 2, 4 … 64 by default.
-        precisions: weight precisions; float32, bf16 and int8 by default.
+        precisions: weight precisions; float32, bf16, int8 and int4 (in the native library only) by default.
         layers: number of blocks.
         width: width of the network, a multiple of 64.
         vocab_size: vocabulary size, including the mask token.
         context: cache length of the table and of the second curve.
         rounds: number of timed rounds.
         compiled: also time the step through torch.compile with frozen weights (minutes to compile).
-        native: also time the native library, if it was built, with int4 weights in addition.
+        native: also time the native library, if it was built.
+        llama_cpp: also time llama.cpp, if `llama_cpp` and `gguf` are installed, on a GPT-2 of the same size.
         plot: file for a plot of the two curves (needs esolm[plot]).
     """
-    precisions = precisions or ["float32", "bf16", "int8"]
+    precisions = precisions or ["float32", "bf16", "int8", "int4"]
     with torch.inference_mode():
         net = network(layers, width, vocab_size)
         nets = networks(net, precisions, native)
         gflops = {"float32": gemm(torch.float32), "bf16": gemm(torch.bfloat16)}
         read = read_step()
-        steps = single(net, nets, context, rounds, read, compiled)
+        steps = single(net, nets, context, rounds, read, compiled, llama_cpp and llama.installed())
         lengths = contexts or [512, 1024, 2048, 4096, 8192]
         masks = parallelism or [1, 2, 4, 8, 16, 32, 64]
         along = curve(nets, [(c, 1) for c in lengths], rounds, gflops, read)
@@ -187,9 +196,9 @@ def run(
 
 
 def single(
-    net: Denoiser, nets: dict[str, Any], context: int, rounds: int, read: Step, compiled: bool
+    net: Denoiser, nets: dict[str, Any], context: int, rounds: int, read: Step, compiled: bool, llama_cpp: bool
 ) -> dict[str, Any]:
-    """Time each precision for Eso-LM and AR, the slower implementations, and GPT-2."""
+    """Time each precision for Eso-LM and AR, the slower implementations, GPT-2 and llama.cpp."""
     c = net.config
     cases: dict[str, Step] = {READ: read, NAIVE: cached_step(Naive(net), context, 1, 1)}
     cases[TRAINED] = cached_step(net, context, 1, 1)
@@ -201,12 +210,15 @@ def single(
     for name, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
         if (step := gpt2_step(c.layers, c.width, c.vocab_size, context, dtype)) is not None:
             cases[f"transformers GPT-2, {name}"] = step
+    for name in dict.fromkeys(name.removeprefix(NATIVE) for name in nets) if llama_cpp else ():
+        sizes = c.layers, c.width, c.vocab_size, max(c.length, context + 8)
+        cases[llama.NAME + name] = llama.LlamaCpp(*sizes, name).step(context)
     seconds = interleaved(cases, rounds, warmup=3)
     found = {}
     for name in cases:
         if name == READ:
             continue
-        precision = name.rpartition(", ")[2]
+        precision = name.rpartition(", ")[2].removeprefix("llama.cpp ")
         amount = sum(bytes_read(c, precision, context))
         share = ratio([s * amount / READ_BYTES for s in seconds[READ]], seconds[name])
         found[name] = {
@@ -217,6 +229,9 @@ def single(
         }
         if name.startswith("Eso-LM,"):
             found[name]["over_ar"] = round(ratio(seconds[name], seconds[f"AR, {precision}"]).median, 3)
+        plain = precision.removeprefix(NATIVE)
+        if name == f"AR, {precision}" and (other := seconds.get(llama.NAME + plain)) is not None:
+            found[name]["faster_than_llama_cpp"] = round(ratio(other, seconds[name]).median, 3)
     return {"read_gb_per_s": round(READ_BYTES / summary(seconds[READ]).median / 1e9, 1), "cases": found}
 
 
@@ -254,6 +269,7 @@ def show(result: dict[str, Any]) -> None:
     columns = {
         "case": "name", "× authors'": "faster_than_authors", "quartiles": "quartiles", "ms": "milliseconds",
         "MB": "megabytes", "of bandwidth": "share_of_bandwidth:.0%", "over AR": "over_ar",
+        "× llama.cpp": "faster_than_llama_cpp",
     }  # fmt: skip
     table(title, columns, named(steps["cases"]))
     for key, column in (("by_context", "context"), ("by_parallelism", "masks")):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +17,13 @@ from torch import Tensor
 from ..core.randomness import Randomness
 from ..core.visibility import Visibility
 from ..net.cache import KVCache
-from ..net.fold import PRECISIONS, fold
+from ..net.fold import PRECISIONS
+from ..sampling.options import SamplingOptions
 from ..sampling.request import Request
 from ..systems import find
-from .latency import bytes_read, network
+from . import llama
+from .latency import bytes_read, network, networks
+from .llama import LlamaCpp
 from .machine import gemm
 from .report import named, table
 from .timing import interleaved, ratio, summary
@@ -33,17 +36,29 @@ METHOD = (
     "in the precision with the faster matrix products, up to `rounds` times; no pass starts after `mdlm_seconds`."
 )
 ESOLM, MDLM = "esolm", "mdlm"
-SYSTEMS: dict[str, tuple[str, dict[str, Any], int]] = {
-    ESOLM: ("esolm", {"alpha_0": 1.0}, 1),
-    "ar": ("ar", {}, 1),
-    "bd3lm, block 4": ("bd3lm", {"block_size": 4}, 4),
-    "bd3lm, block 16": ("bd3lm", {"block_size": 16}, 16),
-    MDLM: ("mdlm", {}, 1),
+
+
+class Case(NamedTuple):
+    """A system with its options, and how it samples."""
+
+    system: str
+    options: dict[str, Any]
+    repeat: int = 1  # steps after which its work repeats
+    parallelism: int = 1  # tokens drawn in a step
+
+
+SYSTEMS = {
+    ESOLM: Case("esolm", {"alpha_0": 1.0}),
+    "esolm, 16 tokens a step": Case("esolm", {"alpha_0": 1.0}, parallelism=16),
+    "ar": Case("ar", {}),
+    "bd3lm, block 4": Case("bd3lm", {"block_size": 4}, repeat=4),
+    "bd3lm, block 16": Case("bd3lm", {"block_size": 16}, repeat=16),
+    MDLM: Case("mdlm", {}),
 }
-"""Name and options of each system, and the number of steps after which its work repeats."""
+LLAMA = "ar, llama.cpp"
 COLUMNS = {
     "system": "name", "× esolm": "over_esolm", "quartiles": "quartiles", "precision": "precision",
-    "s/sample": "seconds_per_sample", "samples/h": "samples_per_hour",
+    "s/sample": "seconds_per_sample", "samples/h": "samples_per_hour", "tokens/s": "tokens_per_second",
 }  # fmt: skip
 
 
@@ -78,10 +93,13 @@ class Sampling:
     """A sample in progress after `given` tokens; its work repeats every `repeat` steps."""
 
     def __init__(self, net: Any, memory: KVCache | None, name: str, length: int, given: int, batch: int) -> None:
-        word, options, self.repeat = SYSTEMS[name]
-        system = find(word)(mask_id=net.config.vocab_size - 1, **options)
+        case = SYSTEMS[name]
+        self.repeat = case.repeat
+        system = find(case.system)(mask_id=net.config.vocab_size - 1, **case.options)
         known = (torch.arange(length) < given).expand(batch, -1)
-        request = Request(torch.zeros(batch, length, dtype=torch.long), known, torch.ones_like(known))
+        together = case.parallelism
+        how = SamplingOptions(sampler="block", parallelism=together) if together > 1 else SamplingOptions()
+        request = Request(torch.zeros(batch, length, dtype=torch.long), known, torch.ones_like(known), how)
         rng, self.net = Randomness(0, 0, batch), Primed(net, memory)
         self.steps = iter(system.sample(self.net, request, system.plan(request, rng), rng))
 
@@ -104,27 +122,32 @@ def starts(length: int, places: int) -> list[int]:
 
 
 def cached(
-    nets: dict[str, Any], length: int, batch: int, places: int, rounds: int
+    nets: dict[str, Any], others: dict[str, LlamaCpp], length: int, batch: int, places: int, rounds: int
 ) -> dict[tuple[str, str], list[float]]:
-    """Return the seconds per sample of each system with a cache, by system and precision, for each round."""
+    """Return the seconds per batch of samples of each system with a cache, by system and precision, for each round."""
     names = [name for name in SYSTEMS if name != MDLM]
     totals = {key: [0.0] * rounds for key in itertools.product(names, nets)}
     given = starts(length, places)
-    memory = {p: net.new_cache(batch, given[-1] + 16 * (rounds + 4)) for p, net in nets.items()}
+    memory = {p: net.new_cache(batch, given[-1] + 32 * (rounds + 4)) for p, net in nets.items()}
     for place in given:
         cases: dict[str, Callable[[int], object]] = {}
         before: dict[str, Callable[[int], object]] = {}
         shares: dict[str, tuple[tuple[str, str], float]] = {}
-        for name, precision in totals:
+        for precision, model in others.items():
+            cases[case := f"{LLAMA}, {precision}"] = model.step(place, batch)
+            shares[case] = (LLAMA, precision), length / places
+        for name, precision in itertools.product(names, nets):
             sampling = Sampling(nets[precision], memory[precision], name, length, place, batch)
             for kind, steps in (("first", 1), ("other", sampling.repeat - 1)):
                 if steps:
                     cases[case := f"{name}, {precision}, {kind}"] = sampling.step
-                    shares[case] = (name, precision), steps / sampling.repeat * length / places
+                    number = length / SYSTEMS[name].parallelism
+                    shares[case] = (name, precision), steps / sampling.repeat * number / places
             before[f"{name}, {precision}, first"] = sampling.ready
         for case, times in interleaved(cases, rounds, before=before).items():
             key, share = shares[case]
-            totals[key] = [a + share * b for a, b in zip(totals[key], times, strict=True)]
+            before_it = totals.get(key, [0.0] * rounds)
+            totals[key] = [a + share * b for a, b in zip(before_it, times, strict=True)]
     return totals
 
 
@@ -140,13 +163,20 @@ def whole(net: Any, length: int, batch: int, rounds: int, most: float) -> list[f
 
 
 def measure(
-    nets: dict[str, Any], length: int, batch: int, places: int, rounds: int, mdlm: str | None, mdlm_seconds: float
+    nets: dict[str, Any],
+    others: dict[str, LlamaCpp],
+    length: int,
+    batch: int,
+    places: int,
+    rounds: int,
+    mdlm: str | None,
+    mdlm_seconds: float,
 ) -> dict[str, Any]:
     """Measure seconds per sample by system and precision, and the ratio to Eso-LM, each at its best precision.
 
-    `mdlm` is MDLM's precision, or None to omit it.
+    `mdlm` is MDLM's precision, or None to omit it; `others` are llama.cpp's models.
     """
-    totals, passes = cached(nets, length, batch, places, rounds), 0
+    totals, passes = cached(nets, others, length, batch, places, rounds), 0
     if mdlm is not None:
         times = whole(nets[mdlm], length, batch, rounds, mdlm_seconds)
         passes = len(times)
@@ -162,7 +192,10 @@ def measure(
             "precision": precision,
             "seconds_per_sample": round(medians[name][precision] / batch, 2),
             "samples_per_hour": round(3600 * batch / medians[name][precision], 2),
-            "seconds_by_precision": {p: round(seconds / batch, 2) for p, seconds in medians[name].items()},
+            "tokens_per_second": round(length * batch / medians[name][precision], 1),
+            "tokens_per_second_by_precision": {
+                p: round(length * batch / seconds, 1) for p, seconds in medians[name].items()
+            },
         }
     given = starts(length, places)
     return {"length": length, "batch": batch, "given": given, "mdlm_passes": passes, "systems": systems}
@@ -180,6 +213,7 @@ def run(
     mdlm_seconds: float = 60.0,
     mdlm_tokens: int = 8192,
     gigabytes: float = 6.0,
+    llama_cpp: bool = True,
 ) -> dict[str, Any]:
     """Estimate the time of whole samples with NFE = L from steps timed at several context lengths.
 
@@ -195,6 +229,7 @@ def run(
         mdlm_seconds: time limit after which no further pass of MDLM starts.
         mdlm_tokens: largest number of tokens per pass for which MDLM is timed; larger batches do not help it.
         gigabytes: largest float32 cache; larger batches are skipped.
+        llama_cpp: also time llama.cpp, if `llama_cpp` and `gguf` are installed, on a GPT-2 of the same size.
     """
     lengths, batches = lengths or [2048, 8192], batches or [1, 8, 32]
     for length in lengths:
@@ -206,14 +241,17 @@ def run(
     found = []
     with torch.inference_mode():
         net = network(layers, width, vocab_size)
-        nets = {p: fold(net, p) for p in precisions or ["float32", "bf16"]}
-        arithmetic = max(nets, key=lambda p: gemm(PRECISIONS[p]))  # MDLM's passes are compute-bound
+        precisions = precisions or ["float32", "bf16"]
+        nets = networks(net, precisions, native=True)
+        arithmetic = max((p for p in nets if p in PRECISIONS), key=lambda p: gemm(PRECISIONS[p]))  # MDLM computes more
+        kinds = precisions if llama_cpp and llama.installed() else []
+        others = {p: llama.LlamaCpp(layers, width, vocab_size, max(lengths), p) for p in kinds}
         for length, batch in itertools.product(lengths, batches):
             if bytes_read(net.config, "float32", length, batch)[1] > gigabytes * 1e9:
                 print(f"L = {length}, batch {batch} skipped: its cache is larger than {gigabytes:g} GB")
                 continue
             mdlm = arithmetic if length * batch <= mdlm_tokens else None
-            result = measure(nets, length, batch, places, rounds, mdlm, mdlm_seconds)
+            result = measure(nets, others, length, batch, places, rounds, mdlm, mdlm_seconds)
             found.append(result)
             title = f"a sample of {length} tokens in {length} steps, batch {batch}"
             table(title, COLUMNS, named(result["systems"]))
