@@ -17,8 +17,8 @@ from ..core.visibility import sorted_two_stream
 from ..data import Loader
 from ..model import load
 from ..net.denoiser import Rows
-from ..net.fold import fold
 from ..net.protocol import Network, trainable
+from .latency import networks
 from .report import named, table
 
 
@@ -26,8 +26,8 @@ def log_probabilities(net: Network, x: Tensor, sigma: Tensor, mask_id: int) -> T
     """Return the log probabilities of each position of the order given those before it, [L, V]; x [1, L]."""
     length = x.shape[1]
     tokens = torch.cat([torch.full_like(x, mask_id), x.gather(1, sigma)], 1)
-    out = Rows(slice(0, length))
-    logits = net(tokens, sigma.repeat(1, 2), sorted_two_stream(length, length), out=out)[0].double()
+    cache, out = net.new_cache(1, 2 * length), Rows(slice(0, length))  # with a cache it is a native pass
+    logits = net(tokens, sigma.repeat(1, 2), sorted_two_stream(length, length), cache=cache, out=out)[0].double()
     logits[:, mask_id] = float("-inf")
     return logits.log_softmax(-1)
 
@@ -39,7 +39,7 @@ def compare(exact: Tensor, low: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
 
 
 def run(run: str, data: str, sequences: int = 32, split: str = "valid", which: str = "best") -> dict[str, Any]:
-    """Measure the KL divergence from float32 and the perplexity of bf16 and int8, under random orders of real text.
+    """Measure the KL divergence from float32 and the perplexity of lower precisions, under random orders of real text.
 
     Args:
         run: run or checkpoint of a system that predicts from masks (any but ar).
@@ -51,7 +51,7 @@ def run(run: str, data: str, sequences: int = 32, split: str = "valid", which: s
     lm = load(run, which=which)
     if lm.system.exact:
         raise ValueError(f"{run} is left to right and predicts no masks: give a run of another system")
-    nets = {name: fold(trainable(lm.net), name) for name in ("float32", "bf16", "int8")}
+    nets = networks(trainable(lm.net), ["float32", "bf16", "int8", "int4"], native=True)
     source, mask_id = Loader(data, split, 1, shuffle=False), lm.system.mask_id
     kl: dict[str, list[Tensor]] = {name: [] for name in nets}
     nats: dict[str, list[Tensor]] = {name: [] for name in nets}
