@@ -15,10 +15,11 @@ from torch import Tensor
 from ...core.visibility import Packed, Visibility
 from ..cache import KVCache
 from ..cuda_graphs import replayed
-from ..denoiser import Denoiser, Rows, rotary_table
+from ..denoiser import Denoiser, Rows
 from ..fold import PRECISIONS, Folded, FoldedLinear, Maker, Norm, fold
 from ..head import Score
 from ..protocol import Network
+from ..rotary import rotary_table
 from . import library as native
 from .library import BlockStruct, CallStruct, LinearStruct, ModelStruct, NormStruct, library
 from .linear import SCRATCH, NativeBf16, NativeFloat32, NativeInt4, NativeInt8, NativeLinear, pointer
