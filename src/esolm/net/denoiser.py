@@ -125,7 +125,7 @@ class Denoiser(nn.Module):
         rows = out or Rows(slice(0, h.shape[1]))
         cond = self.condition(time)
         if self.places is not None:
-            h = h + self.places(position)
+            h = h + learned(self.places.weight, position)
         rotary = rotary_table(position, self.config, h.dtype) if self.places is None else None
         seen = None if cache is None or isinstance(visibility, Packed) else cache.place(visibility)
         last = len(self.blocks) - 1
@@ -175,6 +175,14 @@ def make_norm(config: DenoiserConfig) -> nn.LayerNorm | nn.RMSNorm:
     if config.norm == "rms":
         return nn.RMSNorm(config.width, eps=config.norm_eps)
     return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.norm_bias)
+
+
+def learned(table: Tensor, position: Tensor) -> Tensor:
+    """The learned vector of each position, [B|1, N, W]; on the CPU, raises ValueError for one that has none."""
+    known = position.device.type != "cpu" or torch.compiler.is_compiling() or not position.numel()
+    if not known and int(position.max()) >= len(table):
+        raise ValueError(f"position {int(position.max())} has no embedding: this network has {len(table)} positions")
+    return F.embedding(position, table)
 
 
 class Gate(nn.Module):

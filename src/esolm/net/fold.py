@@ -18,7 +18,7 @@ from ..core.visibility import Packed, Visibility
 from .attention import attend, attend_cached
 from .cache import KVCache, Window
 from .config import DenoiserConfig
-from .denoiser import Block, Denoiser, Gate, Past, Rows, empty_cache, modulate
+from .denoiser import Block, Denoiser, Gate, Past, Rows, empty_cache, learned, modulate
 from .head import CHUNK, Score
 from .rotary import Rotary, rotary_table
 from .rounding import from_int4, to_int4, to_int8
@@ -107,7 +107,7 @@ class Norm(NamedTuple):
 
     def __call__(self, h: Tensor) -> Tensor:
         if self.rms:
-            h = F.rms_norm(h, h.shape[-1:], self.weight, self.eps)
+            h = F.rms_norm(h.to(self.weight.dtype), h.shape[-1:], self.weight, self.eps)
             return (h if self.bias is None else h + self.bias).to(self.dtype)
         return F.layer_norm(h, h.shape[-1:], self.weight, self.bias, self.eps).to(self.dtype)
 
@@ -239,18 +239,19 @@ class Folded:
         rows: Rows,
     ) -> Tensor:
         """The inputs of the output layer for `rows`; with a cache, the bias [B|1, 1, N, S] is the attention mask."""
-        table = self.embed.weight
-        h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
-        h, rotary = h.to(self.stream), None
-        if self.places is None:
-            rotary = wide_table(position, self.config, table.dtype)
-        else:
-            h = h + F.embedding(position, self.places)
+        h = self.inputs(tokens, position)
+        rotary = wide_table(position, self.config, self.embed.weight.dtype) if self.places is None else None
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             past = None if cache is None or bias is None else Past(cache, i, bias)
             h = block(h, rotary, visibility, past, rows if i == last else None)
         return self.norm(h)
+
+    def inputs(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """The inputs of the first block, [B, N, W]."""
+        table = self.embed.weight
+        h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)
+        return h.to(self.stream) if self.places is None else h.to(self.stream) + learned(self.places, position)
 
     def nats(self, h: Tensor, score: Score) -> Tensor:
         """weight * -log p(target): h [R, W] -> [R], in chunks of rows."""
