@@ -166,9 +166,9 @@ def stored_tokenizer(path: Path, fields: dict[str, Any]) -> Tokenizer | None:
     """The byte-level BPE tokenizer in the file; None if it is of another kind, or split by an unknown rule."""
     pre = fields.get("tokenizer.ggml.pre", "default")
     known = pre in SPLITS or pre in ("gpt-2", "default", "smollm")
-    if fields.get("tokenizer.ggml.model") != "gpt2" or "tokenizer.ggml.merges" not in fields or not known:
+    if fields.get("tokenizer.ggml.model") != "gpt2" or not known:
         return None
-    tokens, merges = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"]
+    tokens, merges = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.merges", [])
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     core = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre == "llama-bpe"))
