@@ -50,6 +50,13 @@ def test_four_processes_with_uneven_shards(four, data, tmp_path):
     check(four, data, tmp_path, "esolm", "--compute.parallel=fsdp", "--net.width=18", "--net.heads=1")
 
 
+@pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_a_llama_trains_as_on_one(two, data, tmp_path, parallel):
+    """Its embedding is also the output layer."""
+    net = {"heads": 4, "kv_heads": 2, "head_width": 6, "mlp": "swiglu", "norm": "rms", "tied": True, "adaln": False}
+    check(two, data, tmp_path, "ar", f"--compute.parallel={parallel}", *(f"--net.{k}={v}" for k, v in net.items()))
+
+
 @pytest.mark.parametrize(
     ("parallel", "kappa"),
     [("fsdp", 0.25), *(pytest.param(*p, marks=pytest.mark.slow) for p in (("ddp", 0.25), ("fsdp", 0.7)))],

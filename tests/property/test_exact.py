@@ -26,9 +26,9 @@ RNG = Randomness(31, 0, B)
 EVERY = list(range(B))
 
 
-@pytest.fixture(scope="module")
-def net() -> Denoiser:
-    return toy.network(V, L)
+@pytest.fixture(scope="module", params=["paper", "llama"])
+def net(request: pytest.FixtureRequest) -> Denoiser:
+    return toy.network(V, L, **toy.SHAPES[request.param])
 
 
 def by_chance(u: Tensor, places: list[int]) -> list[int]:

@@ -26,7 +26,11 @@ from support.naive import Naive, Recording, plan_of, run
 V = 6
 MASK = V - 1
 NET = toy.network(V)
-NETS = {"AdaLN": NET, "plain": toy.network(V, adaln=False, seed=1)}
+NETS = {
+    "AdaLN": NET,
+    "plain": toy.network(V, adaln=False, seed=1),
+    **{name: toy.network(V, seed=1, **shape) for name, shape in toy.FAMILIES.items() if shape},
+}
 SYSTEMS: dict[str, Any] = {
     "B": toy.make("esolm", MASK, alpha_0=0.5),
     "any": toy.make("esolm", MASK, alpha_0=0.5, loss="any_order"),

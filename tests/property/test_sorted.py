@@ -51,9 +51,9 @@ def back(t: Tensor, sigma: Tensor) -> Tensor:
     return t.gather(1, order.inverse(sigma)[..., None].expand_as(t))
 
 
-@pytest.fixture(scope="module")
-def net() -> Denoiser:
-    return toy.network(length=L)
+@pytest.fixture(scope="module", params=toy.FAMILIES)
+def net(request: pytest.FixtureRequest) -> Denoiser:
+    return toy.network(length=L, **toy.FAMILIES[request.param])
 
 
 @pytest.fixture(params=range(3))

@@ -7,6 +7,7 @@ from typing import Any
 
 import tokenizers
 import torch
+from tokenizers import processors
 from torch import Tensor
 
 from esolm.data import tokenizer as make_tokenizer
@@ -69,6 +70,7 @@ def core() -> tokenizers.Tokenizer:
     plain = tokenizers.Tokenizer(made.model)
     plain.pre_tokenizer, plain.decoder = made.pre_tokenizer, made.decoder
     plain.add_special_tokens(["<s>", "</s>"])
+    plain.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", BOS)])  # as Llama's
     return plain
 
 

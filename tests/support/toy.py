@@ -82,6 +82,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gqa with AdaLN": {"heads": 4, "kv_heads": 2, "norm": "rms", "mlp": "swiglu", "qk_norm": True, "tied": True},
 }  # fmt: skip
 """Options of the network: the paper's, those of other families, and all parts of theirs together with AdaLN."""
+FAMILIES = {name: SHAPES[name] for name in ("paper", "llama", "qwen", "gpt2")}
 
 
 def network(
@@ -123,7 +124,8 @@ def values(found: Any, net: Denoiser, x: Tensor, rng: Randomness, train: bool, *
 def weights(found: Any, net: Denoiser, x: Tensor, rng: Randomness, train: bool, **kept: Tensor) -> dict[str, Tensor]:
     """The weight of every token in every term, zero where it is not scored: a network that knows nothing gives
     log(V - 1) nats to each token."""
-    blank = Denoiser(dataclasses.replace(net.config)).to(net.embed.weight.dtype)  # its head is zero
+    blank = Denoiser(dataclasses.replace(net.config)).to(net.embed.weight.dtype)
+    torch.nn.init.zeros_(blank.head.weight)  # also of a tied one
     size = torch.tensor(net.config.vocab_size - 1.0, dtype=torch.float64)
     return {name: nats.detach() / size.log() for name, nats in values(found, blank, x, rng, train, **kept).items()}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esolm import cli
-from esolm.bench import draw, latency, precision, sample, train
+from esolm.bench import draw, latency, llama, precision, sample, train
 from esolm.bench.naive import Naive, multinomial, sorted_nucleus
 from esolm.bench.plain import PlainDenoiser
 from esolm.core.batch import Batch
@@ -52,8 +52,9 @@ def test_reference_draws_have_the_same_distribution() -> None:
 
 @pytest.mark.usefixtures("bf16")
 @pytest.mark.parametrize("low", ["float32", "bf16", "int8"])
-def test_bytes_read_per_step_are_those_of_weights_and_cache(low: str) -> None:
-    net = fold(latency.network(3, 64, 50), low)
+@pytest.mark.parametrize("shape", ["paper", "llama"])
+def test_bytes_read_per_step_are_those_of_weights_and_cache(low: str, shape: str) -> None:
+    net = fold(latency.network(3, 64, 50) if shape == "paper" else toy.network(**toy.SHAPES[shape]), low)
     linears = [net.head]
     for block in net.blocks:
         linears += [*block.project, block.attn_out, block.mlp_up, block.mlp_down]
@@ -192,6 +193,7 @@ def test_benchmarks_write_their_results(
     words: list[str], keys: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(latency, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(llama, "installed", lambda: False)
     target, picture = tmp_path / "found.json", tmp_path / "found.svg"
     if words[0] == "latency":
         pytest.importorskip("matplotlib")

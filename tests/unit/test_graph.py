@@ -108,10 +108,15 @@ def test_samples_are_those_of_the_folded_network(label: str, name: str, options:
     assert len(graphs.rooms) == cached
 
 
-@pytest.mark.parametrize("sampler", [{"sampler": "speculative"}, {"sampler": "block", "parallelism": 2}], ids=str)
-def test_other_samplers(sampler: dict[str, Any]) -> None:
+@pytest.mark.parametrize("shape", toy.FAMILIES)
+@pytest.mark.parametrize(
+    "sampler",
+    [{"sampler": "speculative"}, {"sampler": "block", "parallelism": 2}, {"sampler": "left_to_right"}],
+    ids=str,
+)
+def test_other_samplers(sampler: dict[str, Any], shape: str) -> None:
     system = toy.make("esolm", V - 1, alpha_0=1.0)
-    net, graphs, _ = made()
+    net, graphs, _ = made(**toy.FAMILIES[shape])
     for seed in range(4):
         asked = request([1, 1, 1], **sampler)
         assert same(draw(graphs, system, asked, seed), draw(net, system, asked, seed))

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from esolm import cli, load
-from support import foreign
+from esolm.interop.convert import convert
+from support import causal, foreign
 from support.runs import make_run
 
 pytest.importorskip("lm_eval", reason="needs the lm-evaluation-harness: pip install 'esolm[eval]'")
@@ -220,3 +221,32 @@ def test_the_harness_runs_and_caches(home: Path, tmp_path: Path, name: str) -> N
     assert 0 <= first["choice"]["acc,none"] <= 1
     assert first["rolling"]["bits_per_byte,none"] > 1
     assert "|rolling" in make_table(runs[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_converted_model_scores_as_in_transformers(name: str, home: Path, tmp_path: Path) -> None:
+    """Likelihoods of the same tasks by the harness's own model for transformers, which starts with BOS as ours does."""
+    pytest.importorskip("transformers")
+    from lm_eval.models.huggingface import HFLM
+
+    causal.save(name, tmp_path / "theirs")
+    convert(str(tmp_path / "theirs"), tmp_path / "ours")
+    theirs = HFLM(str(tmp_path / "theirs"), add_bos_token=True, dtype="float32", device="cpu", max_length=causal.LENGTH)
+    ours = HarnessModel(str(tmp_path / "ours"), device="cpu")
+    pairs = instances("loglikelihood", ("To", " be"), ("or no", "t"), ("", "what is"), ("To be, or", " not to"))
+    for found, expected in zip(ours.loglikelihood(pairs), theirs.loglikelihood(pairs), strict=True):
+        assert found[0] == pytest.approx(expected[0], abs=1e-3)
+        assert found[1] == expected[1]
+    whole = instances("loglikelihood_rolling", ("To be, or not to be",))  # one window in both
+    theirs.add_bos_token = False  # it adds one here anyway
+    expected = theirs.loglikelihood_rolling(whole)
+    assert ours.loglikelihood_rolling(whole) == pytest.approx(expected, abs=1e-3)
+    theirs.add_bos_token = True
+    tasks = TaskManager(include_path=str(home / "tasks"), include_defaults=False)
+    results = [
+        simple_evaluate(lm, tasks=["choice", "last"], task_manager=tasks, log_samples=True) for lm in (ours, theirs)
+    ]
+    for task in ("choice", "last"):
+        for one, two in zip(*(result["samples"][task] for result in results), strict=True):
+            found, expected = ([float(part[0]) for part in sample["filtered_resps"]] for sample in (one, two))
+            assert found == pytest.approx(expected, abs=1e-3)

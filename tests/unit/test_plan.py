@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from esolm import cli
 from esolm.cli.plan import size
@@ -24,6 +25,7 @@ from esolm.training.cost import count
 from esolm.training.learner import Learner
 from esolm.training.options import Compute, Optim
 from esolm.training.plan import Cluster, plan
+from support import toy
 
 V = 64
 SYSTEMS = {"esolm": {"alpha_0": 0.5}, "mdlm": {}, "bd3lm": {"block_size": 16}, "ar": {}}
@@ -53,6 +55,31 @@ def kept(net: Denoiser, system: Any, x: Tensor, precision: str) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), autocast(x.device, precision):
         system.terms(net, Batch(x), Randomness(fold(1, 0), 0, len(x)), True)
     return sum(t.untyped_storage().nbytes() for t in storages.values())
+
+
+LLAMA = {
+    "adaln": False, "heads": 4, "kv_heads": 2, "head_width": 24, "mlp_width": 150, "mlp": "swiglu", "norm": "rms",
+    "mlp_bias": False, "head_bias": False, "tied": True,
+}  # fmt: skip
+GPT2 = {**toy.SHAPES["gpt2"], "heads": 4}
+
+
+@pytest.mark.parametrize("shape", [LLAMA, {**LLAMA, "qk_norm": True}, GPT2], ids=["llama", "qwen", "gpt2"])
+def test_other_families(shape: dict[str, Any]) -> None:
+    """Parameters and operations are counted in the network itself, and activations in a pass."""
+    net = Denoiser(config := sizes(dropout=0.0, **shape))
+    matrices = [p for name, p in net.named_parameters() if p.dim() == 2 and name.startswith("blocks.0.")]
+    assert config.block_weights == sum(p.numel() for p in matrices)
+    assert counting.parameters(config)[0] == sum(p.numel() for p in net.parameters())
+    system, x = made("mdlm"), torch.randint(0, V - 1, (8, 64))
+    work, compute = count(system, x, 1), Compute(precision="float32")
+    found = kept(net, system, x, "float32")
+    planned = counting.activations(config, work, compute) + 2 / 3 * counting.head_bytes(config, work, compute)
+    assert planned == pytest.approx(found, rel=0.2)  # on the CPU, RMSNorm keeps more than on a GPU
+    with FlopCounterMode(display=False) as counter:
+        system.terms(net, Batch(x), Randomness(fold(1, 0), 0, len(x)), True)
+    attention = 4 * config.sizes.queries * ((config.layers - 1) * work.pairs + work.last_pairs)
+    assert work.flops(config) - attention == counter.get_total_flops()  # it does not count the CPU's attention
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

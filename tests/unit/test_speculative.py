@@ -26,7 +26,8 @@ from support.runs import make_run
 
 V = 7
 MASK = V - 1
-NET = toy.network(V, 12)
+NETS = {name: toy.network(V, 12, **toy.SHAPES[name]) for name in ("paper", "llama")}
+NET = NETS["paper"]
 SYSTEM = toy.make("esolm", MASK, alpha_0=0.5)
 CPU = torch.device("cpu")
 RAGGED = [[0] * 12, [1, 0] * 5, [0] * 3, [1] * 4, [0, 0, 0, 1, 1, 1, 1], [1] * 11 + [0]]
@@ -40,7 +41,8 @@ def wish(rows: list[list[int]] = RAGGED, **options: Any) -> Request:
 class Twin:
     """One row, no cache, no batch: every conditional by a pass of its own over the tokens that it may see."""
 
-    def __init__(self, request: Request, plan: Plan, row: int, rng: Randomness) -> None:
+    def __init__(self, net: Any, request: Request, plan: Plan, row: int, rng: Randomness) -> None:
+        self.net = net
         self.choose = Chooser(request.draw, rng.at("token"), MASK)
         self.row, self.window = torch.tensor([row]), request.options.window
         self.order = [i for step in plan.steps for i in step]
@@ -48,7 +50,7 @@ class Twin:
 
     def logits(self, known: list[tuple[int, int]], at: int) -> Tensor:
         tokens, position = [t for _, t in known] + [MASK], [i for i, _ in known] + [at]
-        return paper.logits(NET, tokens, position, paper.left_to_right(len(tokens)))[-1:]
+        return paper.logits(self.net, tokens, position, paper.left_to_right(len(tokens)))[-1:]
 
     def number(self, name: str, at: int) -> Tensor:
         return speculative._uniform(self.choose, name, self.row, torch.tensor([at]), CPU)
@@ -94,12 +96,13 @@ def of_row(step: Step, row: int) -> tuple[list[tuple[int, int]], list[tuple[int,
 
 @pytest.mark.parametrize("how", [Draw(), Draw(0.7, 0.9), Draw(top_k=3)], ids=["plain", "top_p", "top_k"])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_cached_and_batched_equals_the_slow_twin(window: int | None, how: Draw) -> None:
+@pytest.mark.parametrize("net", NETS)
+def test_cached_and_batched_equals_the_slow_twin(net: str, window: int | None, how: Draw) -> None:
     """Decided, drafted and kept in every pass of every row; ragged rows with prompts and infills."""
     request, rng = wish(window=window, draw=how, alpha_0=0.5), Randomness(4)
-    tokens, schedule, steps = run(SYSTEM, NET, request, rng)
+    tokens, schedule, steps = run(SYSTEM, NETS[net], request, rng)
     for row in range(len(tokens)):
-        passes = Twin(request, plan_of(schedule, row), row, rng).passes()
+        passes = Twin(NETS[net], request, plan_of(schedule, row), row, rng).passes()
         mine = [of_row(step, row) for step in steps]
         assert mine[: len(passes)] == passes
         assert all(decided == drafted == [] for decided, drafted, _ in mine[len(passes) :])

@@ -26,9 +26,9 @@ DETERMINISTIC = {("ar", True), ("ar", False), ("esolm-B-0", True), ("esolm-B-0",
 """(label, train) of the losses that draw nothing that matters."""
 
 
-@pytest.fixture(scope="module")
-def net() -> Denoiser:
-    return toy.network(V)
+@pytest.fixture(scope="module", params=["paper", "llama"])
+def net(request: pytest.FixtureRequest) -> Denoiser:
+    return toy.network(V, **toy.SHAPES[request.param])
 
 
 @pytest.fixture(params=toy.variants(), ids=lambda v: v[0])

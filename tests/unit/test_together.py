@@ -32,10 +32,11 @@ def nats_and_gradients(net: Denoiser, options: dict[str, Any], marks: dict[str, 
 @pytest.mark.parametrize("marks", ["all", "padded", "given"])
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("options", [{"alpha_0": 0.5}, {"alpha_0": 0.25, "variant": "A"}], ids=["B", "A"])
+@pytest.mark.parametrize("shape", toy.FAMILIES)
 def test_one_pass_equals_a_pass_for_each(
-    options: dict[str, Any], train: bool, marks: str, monkeypatch: pytest.MonkeyPatch
+    shape: str, options: dict[str, Any], train: bool, marks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net = toy.network(V, L)
+    net = toy.network(V, L, **toy.FAMILIES[shape])
     place = torch.arange(L)
     seen = {
         "all": {},

@@ -122,6 +122,8 @@ def make_causal(found: CausalCheckpoint, words: Tokenizer, length: int | None = 
     start = found.config.get("bos_token_id")
     if words.bos_id == words.eos_id and isinstance(start, int) and start < rows:
         words.bos_id = start  # the tokenizer has no BOS of its own, as Qwen's
+    if words.core.num_special_tokens_to_add(False):
+        words.core.post_processor = None  # the system puts BOS before a text itself
     return net.eval(), words
 
 

@@ -106,16 +106,17 @@ def parameters(config: DenoiserConfig) -> tuple[int, int]:
 def activations(config: DenoiserConfig, counts: PassCounts, compute: Compute) -> float:
     """Bytes that one pass keeps for its backward pass; with recomputation, those of one block and all block inputs.
 
-    A block keeps of each row: the inputs of both norms and both residual updates in float32; in the precision of matrix
-    products the outputs of the norms, q, k and v before and after the rotation, the mixed values twice, and both sides
-    of the GELU, or SwiGLU's gate before and after SiLU, its value and their product; and two dropout masks. A norm of q
-    and k keeps its output too.
+    A block keeps of each row: the inputs of both norms and, for AdaLN's gates, both residual updates in float32; in the
+    precision of matrix products the outputs of the norms, q, k and v before and after the rotation, the mixed values
+    twice, and both sides of the GELU, or SwiGLU's gate before and after SiLU, its value and their product; and two
+    dropout masks. A norm of q and k keeps its output too.
     """
     low, sizes, width = 2 if compute.precision == "bf16" else 4, config.sizes, config.width
     turned = (config.positions == "rotary") + config.qk_norm
     kept = 2 * width + (1 + turned) * (sizes.queries + sizes.keys) + sizes.keys + 2 * sizes.queries
     kept += (4 if config.mlp == "swiglu" else 2) * sizes.inner
-    whole = counts.rows * (16 * width + low * kept + (2 * width if config.dropout else 0))
+    stream = (16 if config.adaln else 8) * width
+    whole = counts.rows * (stream + low * kept + (2 * width if config.dropout else 0))
     if compute.checkpoint_blocks:
         return config.layers * 4 * width * counts.rows + whole
     # In the last block: its input and the norm of it, k before and after the rotation, v.
