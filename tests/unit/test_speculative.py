@@ -59,7 +59,7 @@ class Twin:
         proposals: dict[int, Tensor] = {}
         hits, misses = speculative.PRIOR
         while left:
-            width = self.window or min(round(2 + hits / misses), speculative.MOST)
+            width = self.window or min(round(2 + 0.6 * hits / misses), speculative.MOST)
             able = [i for i in left[:width] if i in proposals]
             drafts = [(i, int(self.choose(proposals[i], self.row, torch.tensor([i])))) for i in able]
             ahead = left[len(drafts) : len(drafts) + width]
@@ -223,7 +223,7 @@ def test_rounding_leaves_no_empty_residual() -> None:
 
 def test_the_window_follows_what_was_kept() -> None:
     accepted, rejected = torch.tensor([[0, 2, 30, 1e9, 5], [3, 2, 3, 1e-9, 1]], dtype=torch.float64)
-    assert adapt(accepted, rejected).tolist() == [2, 3, 12, speculative.MOST, 7]
+    assert adapt(accepted, rejected).tolist() == [2, 3, 8, speculative.MOST, 5]
 
 
 def test_the_pattern_of_a_pass() -> None:
