@@ -143,42 +143,59 @@ def flow(seen: Tensor, layers: int) -> Tensor:
 
 
 def logits(net: Any, tokens: Sequence[int], place: Sequence[int], seen: Tensor, time: float = 0.0) -> Tensor:
-    """The transformer of the paper, one sequence, every softmax written out: [N, V]. Reads only the parameters."""
-    w = {name: p.detach() for name, p in net.named_parameters()}
-    heads, layers = net.config.heads, net.config.layers
+    """The transformer of the paper or of another family, one sequence, every softmax written out: [N, V]. Reads only
+    the parameters and the configuration."""
+    w, c = {name: p.detach() for name, p in net.named_parameters()}, net.config
     h = w["embed.weight"][torch.tensor(tokens)]
+    if c.positions == "learned":
+        h = h + w["places.weight"][torch.tensor(place)]
     width, dtype = h.shape[1], h.dtype
     condition = None
-    if net.config.adaln:
+    if c.adaln:
         frequency = torch.tensor([math.exp(-math.log(10000) * i / 128) for i in range(128)], dtype=dtype)
         feature = torch.cat([torch.cos(time * frequency), torch.sin(time * frequency)])
-        inner = silu(feature @ w["time.0.weight"].T + w["time.0.bias"])
-        condition = silu(inner @ w["time.2.weight"].T + w["time.2.bias"])
-    for n in range(layers):
+        condition = silu(linear(silu(linear(feature, w, "time.0")), w, "time.2"))
+    for n in range(c.layers):
         p = {name.removeprefix(f"blocks.{n}."): t for name, t in w.items() if name.startswith(f"blocks.{n}.")}
         one, zero = torch.ones(width, dtype=dtype), torch.zeros(width, dtype=dtype)
         shift1, scale1, gate1, shift2, scale2, gate2 = zero, zero, one, zero, zero, one
         if condition is not None:
             shift1, scale1, gate1, shift2, scale2, gate2 = modulation(condition, p, 6)
-        a = norm(h, p["norm1.weight"]) * (1 + scale1) + shift1
-        q, k, v = (a @ p["attn_qkv.weight"].T).chunk(3, -1)
-        q, k, v = (t.reshape(len(tokens), heads, -1) for t in (q, k, v))
-        q, k = rotary(q, place, net.config.rotary_base), rotary(k, place, net.config.rotary_base)
-        mixed = torch.zeros_like(v)
-        for i in range(len(tokens)):
-            keys = seen[i].nonzero()[:, 0]
-            for head in range(heads):
-                score = k[keys, head] @ q[i, head] / math.sqrt(v.shape[-1])
-                mixed[i, head] = (score - score.max()).exp() @ v[keys, head] / (score - score.max()).exp().sum()
-        h = h + gate1 * (mixed.reshape(len(tokens), width) @ p["attn_out.weight"].T)
-        a = norm(h, p["norm2.weight"]) * (1 + scale2) + shift2
-        a = gelu(a @ p["mlp.0.weight"].T + p["mlp.0.bias"]) @ p["mlp.2.weight"].T + p["mlp.2.bias"]
-        h = h + gate2 * a
-    h = norm(h, w["norm.weight"])
+        mixed = attention(norm(h, p, "norm1", c) * (1 + scale1) + shift1, p, c, place, seen)
+        h = h + gate1 * linear(mixed, p, "attn_out")
+        a = linear(norm(h, p, "norm2", c) * (1 + scale2) + shift2, p, "mlp.0")
+        a = silu(a[:, : a.shape[1] // 2]) * a[:, a.shape[1] // 2 :] if c.mlp == "swiglu" else gelu(a)
+        h = h + gate2 * linear(a, p, "mlp.2")
+    h = norm(h, w, "norm", c)
     if condition is not None:
         shift, scale = modulation(condition, w, 2)
         h = h * (1 + scale) + shift
-    return h @ w["head.weight"].T + w["head.bias"]
+    return linear(h, {"head.weight": w["embed.weight"], **w}, "head")
+
+
+def attention(a: Tensor, p: dict[str, Tensor], c: Any, place: Sequence[int], seen: Tensor) -> Tensor:
+    """[N, W] -> [N, H D], one row and one head at a time."""
+    heads, kept = c.heads, c.kv_heads or c.heads
+    wide = c.head_width or c.width // heads
+    q, k, v = linear(a, p, "attn_qkv").split((heads * wide, kept * wide, kept * wide), -1)
+    q, k, v = (t.reshape(len(a), -1, wide) for t in (q, k, v))
+    if c.qk_norm:
+        q, k = (t / (t.pow(2).mean(-1, keepdim=True) + c.norm_eps).sqrt() for t in (q, k))
+        q, k = q * p["q_norm.weight"], k * p["k_norm.weight"]
+    if c.positions == "rotary":
+        q, k = rotary(q, place, c), rotary(k, place, c)
+    mixed = torch.zeros_like(q)
+    for i in range(len(a)):
+        keys = seen[i].nonzero()[:, 0]
+        for head in range(heads):
+            score = k[keys, head * kept // heads] @ q[i, head] / math.sqrt(wide)
+            weight = (score - score.max()).exp()
+            mixed[i, head] = weight @ v[keys, head * kept // heads] / weight.sum()
+    return mixed.reshape(len(a), -1)
+
+
+def linear(x: Tensor, weights: dict[str, Tensor], name: str) -> Tensor:
+    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
 
 
 def silu(t: Tensor) -> Tensor:
@@ -189,21 +206,36 @@ def gelu(t: Tensor) -> Tensor:
     return 0.5 * t * (1 + torch.tanh(math.sqrt(2 / math.pi) * (t + 0.044715 * t**3)))
 
 
-def norm(h: Tensor, weight: Tensor) -> Tensor:
-    centred = h - h.mean(-1, keepdim=True)
-    return centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+def norm(h: Tensor, weights: dict[str, Tensor], name: str, c: Any) -> Tensor:
+    centred = h - h.mean(-1, keepdim=True) if c.norm == "layer" else h
+    scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + c.norm_eps).sqrt()
+    return scaled * weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0)
 
 
 def modulation(condition: Tensor, weights: dict[str, Tensor], parts: int) -> tuple[Tensor, ...]:
     return (condition @ weights["modulation.weight"].T + weights["modulation.bias"]).chunk(parts)
 
 
-def rotary(t: Tensor, place: Sequence[int], base: float) -> Tensor:
-    """Rotates the pair (i, i + D/2) of [N, H, D] by place * base^(-2i/D), as complex numbers."""
+def rotary(t: Tensor, place: Sequence[int], c: Any) -> Tensor:
+    """Rotates the pair (i, i + D/2) of [N, H, D] by place * frequency, as complex numbers."""
     half = t.shape[-1] // 2
-    angle = torch.tensor([[p * base ** (-i / half) for i in range(half)] for p in place], dtype=t.dtype)
+    speeds = [frequency(c.rotary_base ** (-i / half), c) for i in range(half)]
+    angle = torch.tensor([[p * speed for speed in speeds] for p in place], dtype=t.dtype)
     turned = torch.complex(t[..., :half], t[..., half:]) * torch.polar(torch.ones_like(angle), angle)[:, None]
     return torch.cat([turned.real, turned.imag], -1)
+
+
+def frequency(plain: float, c: Any) -> float:
+    """The frequency after scaling: linear or, as in the report on Llama 3, by its wavelength."""
+    if c.rotary_length is None:
+        return plain / c.rotary_factor
+    wavelength = 2 * math.pi / plain
+    if wavelength < c.rotary_length / c.rotary_high:
+        return plain
+    if wavelength > c.rotary_length / c.rotary_low:
+        return plain / c.rotary_factor
+    smooth = (c.rotary_length / wavelength - c.rotary_low) / (c.rotary_high - c.rotary_low)
+    return (1 - smooth) * plain / c.rotary_factor + smooth * plain
 
 
 def nats(row: Tensor, target: int, mask_id: int) -> float:

@@ -55,14 +55,33 @@ def randomised(net: Denoiser, seed: int = 0) -> Denoiser:
     with torch.no_grad():
         for name, p in net.named_parameters():
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
-            fan_in = p.shape[-1] if p.dim() > 1 and name != "embed.weight" else 1
+            fan_in = p.shape[-1] if p.dim() > 1 and name not in ("embed.weight", "places.weight") else 1
             scale = next((scale for part, scale in SCALES.items() if part in name), 1.0)
-            p.copy_(1 + 0.3 * noise if "norm" in name else scale * noise / fan_in**0.5)
+            p.copy_(1 + 0.3 * noise if "norm" in name and "bias" not in name else scale * noise / fan_in**0.5)
     return net.eval()
 
 
 SCALES = {"attn_qkv": 1.5, "attn_out": 3.0, "modulation": 0.7, "bias": 0.3}
 """Strong attention and weak biases."""
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "llama": {
+        "adaln": False, "heads": 4, "kv_heads": 2, "head_width": 6, "mlp_width": 11, "mlp": "swiglu", "norm": "rms",
+        "mlp_bias": False, "head_bias": False, "tied": True, "rotary_factor": 8.0, "rotary_length": 16,
+    },
+    "qwen": {
+        "adaln": False, "heads": 4, "kv_heads": 1, "head_width": 6, "mlp_width": 11, "mlp": "swiglu", "norm": "rms",
+        "mlp_bias": False, "head_bias": False, "qk_norm": True, "qkv_bias": True, "rotary_factor": 2.0,
+    },
+    "gpt2": {
+        "adaln": False, "norm_bias": True, "qkv_bias": True, "out_bias": True, "head_bias": False, "tied": True,
+        "positions": "learned",
+    },
+    "gqa with AdaLN": {"heads": 4, "kv_heads": 2, "norm": "rms", "mlp": "swiglu", "qk_norm": True, "tied": True},
+}  # fmt: skip
+"""Options of the network: the paper's, those of other families, and all parts of theirs together with AdaLN."""
 
 
 def network(

@@ -5,6 +5,8 @@ Shapes: B batch, N slots, V vocabulary.
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.nn.functional import one_hot
 
 from esolm.core.order import inverse
 from esolm.core.visibility import Visibility, block, by_order, causal, full, sorted_two_stream, two_stream
+from esolm.net import head
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
 from support import paper, toy
 
@@ -23,6 +26,7 @@ NETS = {
     "plain": toy.network(adaln=False),
     "one layer, one head": toy.network(layers=1, heads=1),
     "wide MLP": toy.network(layers=3, heads=4, mlp_ratio=4),
+    **{name: toy.network(length=3 * L, **shape) for name, shape in toy.SHAPES.items() if shape},
 }
 
 
@@ -107,6 +111,8 @@ def test_what_stands_beside_an_example_does_not_matter(net: Denoiser) -> None:
 
 
 def test_only_differences_of_positions_matter(net: Denoiser) -> None:
+    if net.config.positions == "learned":
+        pytest.skip("learned positions are absolute")
     tokens = toy.text(B)
     expected = net(tokens, POSITION, full(L))
     torch.testing.assert_close(net(tokens, POSITION + 11, full(L)), expected, rtol=1e-9, atol=1e-9)
@@ -262,9 +268,39 @@ def test_autocast_is_close_to_full_precision() -> None:
         assert 0 < (out - expected).norm() < 0.05 * expected.norm()
 
 
+def test_learned_positions_have_an_end() -> None:
+    net = toy.network(**toy.SHAPES["gpt2"])
+    with pytest.raises(ValueError, match=f"position {L}"):
+        net(toy.text(B), POSITION + 1, full(L))
+
+
+def test_a_tied_head_is_no_parameter() -> None:
+    """One gradient for both uses, also where the output layer is swept in chunks; a copy has a head of its own."""
+    net = copy.deepcopy(toy.network(**toy.SHAPES["llama"]))
+    assert "head.weight" not in net.state_dict()
+    assert net.head.weight is net.embed.weight
+    tokens, target = toy.text(B), toy.text(B, seed=1).flatten()
+    gradients = []
+    for many in (1 << 24, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(head, "WHOLE", many)
+            net.zero_grad()
+            net(tokens, POSITION, causal(L), score=head.Score(target, V - 1)).sum().backward()
+        gradients.append(net.embed.weight.grad.clone())
+    torch.testing.assert_close(*gradients, **CLOSE)
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
+        ({"kv_heads": 5}, "kv_heads is 5"),
+        ({"kv_heads": 0}, "kv_heads is 0"),
+        ({"head_width": 7}, "head_width is 7"),
+        ({"norm": "rms", "norm_bias": True}, "norm_bias"),
+        ({"mlp": "relu"}, "mlp is 'relu'"),
+        ({"positions": "none"}, "positions is 'none'"),
+        ({"rotary_length": 64, "rotary_low": 4.0}, "rotary_low"),
+        ({"norm_eps": 0.0}, "norm_eps"),
         ({"width": 10, "heads": 3}, "width 10"),
         ({"width": 6, "heads": 2}, "width 6"),
         ({"dropout": 1.0}, "dropout is 1.0"),

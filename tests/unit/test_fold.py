@@ -29,6 +29,7 @@ NETS = {
     "plain": {"adaln": False},
     "one layer, one head": {"layers": 1, "heads": 1},
     "wide": {"layers": 3, "heads": 4, "mlp_ratio": 4},
+    **{name: shape for name, shape in toy.SHAPES.items() if shape},
 }
 STEP = inverse(toy.permutations(B, L))
 PATTERNS = {

@@ -93,6 +93,16 @@ def sample(net: Any, system: Any, asked: Request, seed: int = 3) -> list[Tensor]
         return [step.token for step in system.sample(net, asked, system.plan(asked, rng), rng)]
 
 
+@pytest.mark.parametrize("shape", [name for name, shape in toy.SHAPES.items() if shape])
+@pytest.mark.parametrize("precision", list(KINDS))
+@pytest.mark.parametrize(("name", "options"), [("ar", {}), ("esolm", {"alpha_0": 0.5}), ("bd3lm", {"block_size": 4})])
+def test_every_pass_of_every_family(name: str, options: dict, precision: str, shape: str) -> None:
+    sizes = {"width": 32, "mlp_ratio": 2, "head_width": 32, "mlp_width": 64}  # norms of a few numbers magnify rounding
+    net = both(precision, **{**toy.SHAPES[shape], **sizes})
+    sample(net, toy.make(name, V - 1, **options), request([1, 3, 2]))
+    assert net.calls > 0
+
+
 @pytest.mark.parametrize(
     ("prompts", "precision"),
     [([0, 0, 0], "float32"), ([2, 2, 2], "bf16"), ([1, 3, 2], "float32"), ([1, 3, 2], "int8"), ([1, 3, 2], "int4")],

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from esolm.net.denoiser import rotate
 from esolm.net.native import library
 from esolm.net.native.library import BlockStruct, CallStruct, LinearStruct, ModelStruct, NormStruct
 from esolm.net.native.linear import NativeFloat32
+from esolm.net.rotary import rotate
 
 try:
     library.library()

@@ -125,8 +125,8 @@ def networks(net: Denoiser, precisions: list[str], native: bool) -> dict[str, An
 def bytes_read(config: DenoiserConfig, name: str, context: int, batch: int = 1) -> tuple[int, int]:
     """Return the bytes that every step reads: linear weights, and cached keys and values."""
     precision = name.removeprefix(NATIVE)
-    weights = config.layers * config.width**2 * (4 + 2 * config.mlp_ratio) + config.vocab_size * config.width
-    cached = 2 * config.layers * config.width * context * batch
+    weights = config.layers * config.block_weights + config.vocab_size * config.width
+    cached = 2 * config.layers * config.sizes.keys * context * batch
     return int(weights * BYTES[precision]), cached * CACHE_BYTES[precision]
 
 
@@ -135,7 +135,7 @@ def predicted(
 ) -> float:
     """Predict the seconds: the longer of reading the weights and multiplying by them, plus reading the cache."""
     weights, cached = bytes_read(config, name, context)
-    blocks = config.layers * config.width**2 * (4 + 2 * config.mlp_ratio)
+    blocks = config.layers * config.block_weights
     flops = 2 * (rows * blocks + masks * config.vocab_size * config.width)
     peak = gflops["float32" if name.endswith("float32") else "bf16"]
     return max(weights / speed, flops / peak / 1e9) + cached / speed

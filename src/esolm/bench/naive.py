@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.visibility import Visibility
 from ..net.cache import KVCache
-from ..net.denoiser import Block, Denoiser, Rows, rotary_table
+from ..net.denoiser import Block, Denoiser, Rows
+from ..net.rotary import rotary_table
 
 
 class Naive:
@@ -52,7 +53,7 @@ class Naive:
         """h [B, N, W] -> [B, N, W]."""
         shift1, scale1, gate1, shift2, scale2, gate2 = block.modulation(cond).chunk(6, -1)
         qkv = block.attn_qkv(norm(h, block.norm1) * (1 + scale1) + shift1)
-        q, k, v = (t.squeeze(2) for t in qkv.unflatten(-1, (3, block.heads, -1)).contiguous().chunk(3, 2))
+        q, k, v = (t.squeeze(2) for t in qkv.unflatten(-1, (3, block.sizes.heads, -1)).contiguous().chunk(3, 2))
         q, k, v = (t.transpose(1, 2) for t in (rotate(q, *rotary), rotate(k, *rotary), v))  # [B, H, N, D]
         k, v = cache.extend(layer, k, v)
         new = h.shape[1]
@@ -63,7 +64,7 @@ class Naive:
         return h + gate2 * block.mlp(norm(h, block.norm2) * (1 + scale2) + shift2)
 
 
-def norm(h: Tensor, layer: nn.LayerNorm) -> Tensor:
+def norm(h: Tensor, layer: Any) -> Tensor:
     """Layer norm, then multiplication by its weight."""
     return F.layer_norm(h, layer.normalized_shape, eps=layer.eps) * layer.weight
 

@@ -21,8 +21,9 @@ from ..core.batch import Batch
 from ..core.randomness import Randomness, fold
 from ..core.terms import token_nats, total
 from ..core.visibility import Packed, Visibility
-from ..net.denoiser import Denoiser, DenoiserConfig, Rows, modulate, modulated_norm, rotary_table
+from ..net.denoiser import Denoiser, DenoiserConfig, Rows, modulate, modulated_norm
 from ..net.head import Score
+from ..net.rotary import rotary_table
 from ..runtime.machine import autocast, keep_memory, settle
 from ..systems import System, find
 

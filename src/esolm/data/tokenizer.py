@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ EOS, MASK = "<|endoftext|>", "<|mask|>"
 _MASKS = (MASK, "[MASK]", "<mask>")
 _ENDS = (EOS, "</s>", "[SEP]", "<eos>", "[EOS]", "<|end_of_text|>")
 _BEGINNINGS = ("[CLS]", "<s>", "<bos>", "[BOS]", "<|begin_of_text|>")
+_RESERVED = re.compile(r"<\|?(reserved|unused)[\w-]*\|?>|\[control_\d+\]|\[PAD\d+\]")
+"""Tokens that Llama 3, Gemma, Mistral and GGUF files of Qwen keep for later use."""
 _HUB = {"gpt2": "openai-community/gpt2", "bert-base-uncased": "google-bert/bert-base-uncased"}
 SPECS = "bytes, bpe:SIZE, gpt2, bert-base-uncased, NAME:PATH, or the path of a tokenizer's folder or file"
 
@@ -68,6 +71,16 @@ class Tokenizer:
         text = self.core.decode(ids, skip_special_tokens=False)
         token = self.core.id_to_token(self.mask_id)
         return text.replace(token, mask) if self.mask_id in ids and token else text
+
+    def widened(self, size: int) -> Tokenizer:
+        """The same tokenizer with unused ids up to `size`, for a network with more rows than the tokenizer has ids."""
+        core = tokenizers.Tokenizer.from_str(self.core.to_str())
+        unused = (f"<|unused_{i}|>" for i in range(self.vocab_size, size))
+        core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in unused])
+        found = Tokenizer(core, self.name, self.mask_id, self.eos_id, self.bos_id)
+        if found.vocab_size != size:
+            raise ValueError(f"tokenizer {self.name} cannot be widened from {self.vocab_size} to {size} ids")
+        return found
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_ids.json` into a folder."""
@@ -131,6 +144,9 @@ def _with_ids(core: tokenizers.Tokenizer, name: str, declared: dict[str, str] | 
         return next((i for i in ids if i is not None), None)
 
     mask_id = find("mask_token", _MASKS)
+    if mask_id is None:
+        reserved = [i for token, i in core.get_vocab().items() if _RESERVED.fullmatch(token)]
+        mask_id = max(reserved, default=None)  # the last, as later models use up the first
     if mask_id is None:
         core.add_special_tokens([AddedToken(MASK, special=True, normalized=False)])
         mask_id = core.token_to_id(MASK)

@@ -1,6 +1,7 @@
 """Convert published checkpoints into model folders: read as data, and checked name by name.
 
-Sources are Lightning .ckpt files of the Eso-LMs, MDLM, BD3-LMs and Duo repositories, and their Hugging Face folders.
+Sources are Lightning .ckpt files of the Eso-LMs, MDLM, BD3-LMs and Duo repositories, their Hugging Face folders, and
+left-to-right models of the Llama family and GPT-2, as folders of transformers or GGUF files.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from ..runtime.dotted import flat
 from ..storage import folder
 from ..systems import with_ids
 from .ckpt import Checkpoint, Inert, Stored, plain
+from .families import FAMILIES, CausalCheckpoint, family_of, make_causal
+from .gguf_file import read_gguf
 from .released import BUFFERS, ROTARY, ReleasedCheckpoint, make_net, make_system
 
 
@@ -40,13 +43,15 @@ def convert(
     block_size: int | None = None,
     weights: Literal["ema", "raw"] = "ema",
     tokenizer: str | None = None,
+    length: int | None = None,
     text: str | None = None,
     force: bool = False,
 ) -> LanguageModel:
     """Convert a published checkpoint into a model folder, without executing anything from it.
 
     Args:
-        source: A Lightning .ckpt file, a Hugging Face folder with model.safetensors, or a name on the hub.
+        source: A Lightning .ckpt file, a GGUF file, a Hugging Face folder with safetensors files, or a name on the hub:
+            OWNER/NAME, or OWNER/NAME/FILE.gguf.
         out: The folder to write.
         system: ar, mdlm, bd3lm or esolm, if the source does not name it.
         alpha_0: The alpha_0 that an Eso-LM was trained with, if the source does not name it.
@@ -54,6 +59,7 @@ def convert(
         block_size: Tokens in a block of a BD3-LM, if the source does not name it.
         weights: The averaged (EMA) weights of a .ckpt, or the raw ones.
         tokenizer: A tokenizer as in `esolm prepare` (gpt2:PATH, …), if the source has none.
+        length: The length of a Llama, Mistral, Qwen or GPT-2 in tokens, by default all that it has positions for.
         text: A text file; its perplexity is measured to check the result.
         force: Replace `out` if it is a model folder of esolm.
 
@@ -64,15 +70,20 @@ def convert(
     with folder.new(out, force) as partial:
         if text is not None and not Path(text).is_file():
             raise ValueError(f"no file {text}: --text must be a text file")
-        found = read_ckpt(path, weights) if path.is_file() else read_hf(local(source), weights)
-        made = make_system(found, {"name": system, "alpha_0": alpha_0, "variant": variant, "block_size": block_size})
-        net = make_net(found)
+        found = opened(source, weights)
         words = make_tokenizer(tokenizer) if tokenizer is not None else found.tokenizer
         if words is None:
             raise ValueError(f"{path} has no tokenizer: give --tokenizer, one of {SPECS}")
-        check_tokenizer(found, net.config, words)
-        made = with_ids(made, words)
+        made = make_system(found, {"name": system, "alpha_0": alpha_0, "variant": variant, "block_size": block_size})
         about = {"source": path.name, "weights": weights, **found.about}
+        if isinstance(found, CausalCheckpoint):
+            net, words = make_causal(found, words, length)
+        elif length is not None:
+            raise ValueError(f"length is {length}, but that of {path} cannot be chosen: leave it out")
+        else:
+            net = make_net(found)
+            check_tokenizer(found, net.config, words)
+        made = with_ids(made, words)
         folder.write(partial, net, made, words, about)
         lm = load(partial)
         folder.write_config(partial, net.config, made, {**about, "check": check(lm, text)})
@@ -91,6 +102,18 @@ def check(lm: LanguageModel, text: str | None) -> dict[str, float]:
         return {}
     found = scoring.score(lm, texts.read(text, lm.tokenizer, lm.net.config.length)).record()
     return {"perplexity": found["perplexity"], "tokens": found["tokens"]}
+
+
+def opened(source: str, weights: str) -> ReleasedCheckpoint | CausalCheckpoint:
+    """Read a file, a folder or a download from the hub; raises ValueError."""
+    path = Path(source)
+    if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+/[\w.-]+\.gguf", source):
+        path = download(source, source.rpartition("/")[2])
+    if path.is_file() and path.suffix != ".gguf":
+        return read_ckpt(path, weights)
+    if weights != "ema":
+        raise ValueError(f"weights is {weights!r}; {path} has one set of weights: leave it out")
+    return read_gguf(path) if path.is_file() else read_hf(local(source))
 
 
 def read_ckpt(path: Path, weights: str) -> ReleasedCheckpoint:
@@ -133,24 +156,44 @@ def _averaged(path: Path, ema: Any, shapes: Mapping[str, tuple[int, ...]]) -> li
     return shadow
 
 
-def read_hf(path: Path, weights: str) -> ReleasedCheckpoint:
+def read_hf(path: Path) -> ReleasedCheckpoint | CausalCheckpoint:
     """Read a Hugging Face folder: only its JSON and safetensors files."""
-    if weights != "ema":
-        raise ValueError(f"weights is {weights!r}; {path} has one set of weights: leave it out")
-    file = path / "model.safetensors"
-    if not (path / "config.json").is_file() or not file.is_file():
-        raise ValueError(f"{path} is no .ckpt file and no folder with config.json and model.safetensors")
+    if not (path / "config.json").is_file():
+        raise ValueError(f"{path} is no .ckpt or .gguf file and no folder with config.json and model.safetensors")
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        with safe_open(file, "pt") as opened:
-            state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}; it is damaged") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path / 'config.json'} must hold keys and values, not {type(config).__name__}")
+    family, name = family_of(config), str((config.get("architectures") or [None])[0])
+    if family is None and name.endswith(("ForCausalLM", "LMHeadModel")):
+        raise ValueError(f"{path} is a {name}, which cannot be converted: only {', '.join(FAMILIES)} and released "
+                         "models of the paper's repositories")  # fmt: skip
+    state = read_tensors(path)
     has_own = any((path / name).is_file() for name in ("tokenizer.json", "vocab.json", "vocab.txt"))
     words = make_tokenizer(str(path)) if has_own else None
+    if family is not None:
+        return CausalCheckpoint(path, family, config, state, words)
     return ReleasedCheckpoint(path, _unprefixed(state), flat(config), words)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a folder: in model.safetensors, or in the files that model.safetensors.index.json names."""
+    index, files = path / "model.safetensors.index.json", ["model.safetensors"]
+    try:
+        if not (path / files[0]).is_file() and index.is_file():
+            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        missing = [name for name in files if Path(name).name != name or not (path / name).is_file()]
+        if missing:
+            raise ValueError(f"{missing[0]} is missing; pickled weights (.bin) are not read")
+        state: dict[str, Tensor] = {}
+        for name in files:
+            with safe_open(path / name, "pt") as file:
+                state |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; it is damaged") from error
+    return state
 
 
 def local(source: str) -> Path:
@@ -159,11 +202,18 @@ def local(source: str) -> Path:
         return Path(source)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         raise ValueError(f"no file or folder {source}, and it is not a name on the hub, OWNER/NAME")
+    return download(source)
+
+
+def download(source: str, file: str | None = None) -> Path:
+    """The folder of a repository on the hub with its JSON, safetensors and text files, or one file of it."""
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import hf_hub_download, snapshot_download
     except ImportError as error:
         raise ValueError(f"no file or folder {source}; names on the hub need `pip install 'esolm[hf]'`") from error
     try:
+        if file is not None:
+            return Path(hf_hub_download(source.removesuffix(f"/{file}"), file))
         return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
     except Exception as error:  # no network, no such repository
         raise ValueError(

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from ..data import Tokenizer
 from ..net.denoiser import Denoiser, DenoiserConfig
+from ..net.rotary import frequencies
 from ..storage import folder
 from ..systems import System, find
+from .families import CausalCheckpoint
 
 SYSTEMS = ("ar", "mdlm", "bd3lm", "esolm")
 NAMES = (
@@ -53,8 +55,7 @@ def our_name(name: str) -> str:
 
 def rotary(config: DenoiserConfig, device: torch.device) -> Tensor:
     """The frequencies of the rotary embedding, a buffer in the released networks."""
-    width = config.width // config.heads
-    return config.rotary_base ** -(torch.arange(0, width, 2, device=device) / width)
+    return frequencies(config, torch.float32, device)
 
 
 def make_net(found: ReleasedCheckpoint) -> Denoiser:
@@ -117,9 +118,9 @@ def _stated_sizes(found: ReleasedCheckpoint) -> dict[str, Any]:
     return stored
 
 
-def make_system(found: ReleasedCheckpoint, chosen: Mapping[str, Any]) -> System:
+def make_system(found: ReleasedCheckpoint | CausalCheckpoint, chosen: Mapping[str, Any]) -> System:
     """The system named in the stored configuration or else in the options; never a guess."""
-    stored = stated(found)
+    stored = {"name": "ar", "first": "bos"} if isinstance(found, CausalCheckpoint) else stated(found)
     options = {}
     for key, value in {**dict.fromkeys(chosen), **stored}.items():
         if value is not None and chosen.get(key) is not None and chosen[key] != value:

@@ -4,6 +4,8 @@ The reference is a dense boolean mask. On the CPU the sorted patterns are tiled 
 its rows can see, because the flash kernel also computes the keys that a mask hides. Each z slot's attention to itself
 is merged in by its log-sum-exp.
 
+Where keys and values have fewer heads than queries, each is shared by consecutive heads of queries.
+
 Shapes: B batch, H heads, N queries, K keys, D head width, M slots of z, L slots of x.
 """
 
@@ -27,7 +29,7 @@ HALVES = ("two_stream", "two_stream_prefix", "block")
 def attend(
     q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | Packed, span: slice | None, asked: bool = False
 ) -> Tensor:
-    """Attention of the query slots in `span`, or of all: q [B, H, N, D], k and v [B, H, K, D] -> [B, H, N, D].
+    """Attention of the query slots in `span`, or of all: q [B, H, N, D], k and v [B, H|fewer, K, D] -> [B, H, N, D].
 
     asked: of packed inputs, only the rows that get logits are needed; the others may be zero.
     """
@@ -37,12 +39,12 @@ def attend(
     span = slice(0, slots) if span is None else span
     whole = span.start == 0 and span.stop == slots
     if visibility.kind == "full":
-        return F.scaled_dot_product_attention(q, k, v)
+        return mix(q, k, v)
     if q.is_cuda and whole and visibility.kind != "causal":
-        return _compiled_flex()(q, k, v, block_mask=_block_mask(visibility))
+        return _compiled_flex()(q, *shared(q, k, v), block_mask=_block_mask(visibility))
     piece = Piece(visibility, span)
     if visibility.kind == "causal" and whole and (q.is_cuda or not q.requires_grad or block_rows(slots) >= slots):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return mix(q, k, v, is_causal=True)
     if visibility.kind in (*HALVES, "causal") and not q.is_cuda and piece.fast:
         return _fast(q, k, v, (piece,))
     return dense(q, k, v, visibility, span)
@@ -70,7 +72,18 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, asked: bool) -> Ten
 
 def dense(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, span: slice) -> Tensor:
     """Attention by the boolean mask, the reference for every kernel."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=visibility.dense(span=span))
+    return mix(q, k, v, attn_mask=visibility.dense(span=span))
+
+
+def mix(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """PyTorch's attention."""
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=k.shape[1] < q.shape[1], **options)
+
+
+def shared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values once for each head of queries, for kernels that need as many."""
+    times = q.shape[1] // k.shape[1]
+    return (k, v) if times == 1 else (k.repeat_interleave(times, 1), v.repeat_interleave(times, 1))
 
 
 def attend_cached(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -79,8 +92,9 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     In bf16 the CPU's kernel is three times faster for one row than for two, so two rows become two heads that share
     keys and values.
     """
-    if q.shape[2] != 2 or q.dtype != torch.bfloat16 or q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    alone = k.shape[1] == q.shape[1]
+    if q.shape[2] != 2 or q.dtype != torch.bfloat16 or q.device.type != "cpu" or not alone:
+        return mix(q, k, v, attn_mask=bias)
     batch, heads = q.shape[:2]
     k, v = (t.flatten(0, 1)[:, None].expand(-1, 2, -1, -1) for t in (k, v))  # [B H, 2, K, D], not copied
     rows = bias.expand(-1, heads if bias.shape[0] > 1 else 1, -1, -1).flatten(0, 1)[:, :, None]
@@ -142,7 +156,7 @@ class Piece(NamedTuple):
 
 
 def _fast(q: Tensor, k: Tensor, v: Tensor, pieces: tuple[Piece, ...]) -> Tensor:
-    return _Fast.apply(q, k, v, pieces)
+    return _Fast.apply(q, *shared(q, k, v), pieces)
 
 
 class _Fast(torch.autograd.Function):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,47 +17,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..core.visibility import Packed, Visibility
-from .attention import attend
+from .attention import attend, mix
 from .cache import KVCache, Window
-from .head import Score, score_rows
+from .config import DenoiserConfig
+from .head import Score, TiedHead, score_rows
+from .rotary import Rotary, rotary_table, rotate
 
 TIME_FEATURES = 256
-Rotary = tuple[Tensor, Tensor]
-"""cos and sin of the rotary embedding."""
-
-
-@dataclass(frozen=True)
-class DenoiserConfig:
-    """Sizes of the network, by default those of the paper."""
-
-    vocab_size: int
-    """Size of the vocabulary, including the mask."""
-    length: int = 1024
-    """Tokens in a training sequence."""
-    layers: int = 12
-    width: int = 768
-    heads: int = 12
-    cond_width: int = 128
-    """Width of the time condition of AdaLN."""
-    adaln: bool = True
-    """Condition every block on the time (fed zero by masked diffusion); False is the plain AR transformer."""
-    dropout: float = 0.1
-    mlp_ratio: int = 4
-    rotary_base: float = 10000.0
-    init: Literal["paper", "gpt2"] = "paper"
-    """Initial weights: the paper's, with a zero output layer, or GPT-2's, which learn far more in a few hundred steps.
-    AdaLN's modulation starts at zero in both."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if self.init not in ("paper", "gpt2"):
-            raise ValueError(f"init is {self.init!r}; it must be 'paper' or 'gpt2'")
-        for name in ("vocab_size", "length", "layers", "width", "heads", "cond_width", "mlp_ratio"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(f"width {self.width} must be an even multiple of heads {self.heads}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +70,31 @@ class Denoiser(nn.Module):
         self.checkpoint_blocks = False  # recompute activations in the backward pass
         width, cond = config.width, config.cond_width
         self.embed = nn.Embedding(config.vocab_size, width)
+        self.places = nn.Embedding(config.length, width) if config.positions == "learned" else None
         if config.adaln:
             self.time = nn.Sequential(nn.Linear(TIME_FEATURES, cond), nn.SiLU(), nn.Linear(cond, cond))
             self.modulation = nn.Linear(cond, 2 * width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(width, bias=False)
-        self.head = nn.Linear(width, config.vocab_size)
+        self.norm = make_norm(config)
+        self.head: nn.Linear | TiedHead
+        if config.tied:
+            self.head = TiedHead(self.embed, config.head_bias)
+        else:
+            self.head = nn.Linear(width, config.vocab_size, bias=config.head_bias)
         self.reset()
 
     def reset(self) -> None:
-        """Set the initial weights. Paper: uniform ±1/sqrt(fan-in) and a zero output layer. GPT-2: normal with standard
-        deviation 0.02, divided by sqrt(2 layers) where a block adds to the residual. Modulation is zero in both."""
+        """Set the initial weights. Paper: uniform ±1/sqrt(fan-in) and a zero output layer unless it is tied. GPT-2:
+        normal with standard deviation 0.02, divided by sqrt(2 layers) where a block adds to the residual. Modulation is
+        zero in both."""
         c = self.config
-        nn.init.kaiming_uniform_(self.embed.weight, a=math.sqrt(5))
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        for table in (self.embed, self.places):
+            if table is not None:
+                nn.init.kaiming_uniform_(table.weight, a=math.sqrt(5))
+        if not c.tied:
+            nn.init.zeros_(self.head.weight)
+        if self.head.bias is not None:
+            nn.init.zeros_(self.head.bias)
         if c.init == "gpt2":
             for name, parameter in self.named_parameters():
                 if name.endswith("bias"):
@@ -148,7 +124,9 @@ class Denoiser(nn.Module):
         h = tokens @ self.embed.weight if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
         rows = out or Rows(slice(0, h.shape[1]))
         cond = self.condition(time)
-        rotary = rotary_table(position, self.config, h.dtype)
+        if self.places is not None:
+            h = h + learned(self.places.weight, position)
+        rotary = rotary_table(position, self.config, h.dtype) if self.places is None else None
         seen = None if cache is None or isinstance(visibility, Packed) else cache.place(visibility)
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
@@ -189,7 +167,30 @@ class Denoiser(nn.Module):
 
 def empty_cache(c: DenoiserConfig, batch: int, capacity: int, dtype: torch.dtype, device: torch.device) -> KVCache:
     """A cache with the layers, heads and head width of a network."""
-    return KVCache(c.layers, batch, c.heads, capacity, c.width // c.heads, dtype, device)
+    return KVCache(c.layers, batch, c.sizes.kv_heads, capacity, c.sizes.head_width, dtype, device)
+
+
+def make_norm(config: DenoiserConfig) -> nn.LayerNorm | nn.RMSNorm:
+    """A norm of the residual stream."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, eps=config.norm_eps)
+    return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.norm_bias)
+
+
+def learned(table: Tensor, position: Tensor) -> Tensor:
+    """The learned vector of each position, [B|1, N, W]; on the CPU, raises ValueError for one that has none."""
+    known = position.device.type != "cpu" or torch.compiler.is_compiling() or not position.numel()
+    if not known and int(position.max()) >= len(table):
+        raise ValueError(f"position {int(position.max())} has no embedding: this network has {len(table)} positions")
+    return F.embedding(position, table)
+
+
+class Gate(nn.Module):
+    """SwiGLU's activation: the first half of the inputs, after SiLU, times the second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, -1)
+        return F.silu(gate) * value
 
 
 class Block(nn.Module):
@@ -197,14 +198,20 @@ class Block(nn.Module):
 
     def __init__(self, config: DenoiserConfig) -> None:
         super().__init__()
-        width = config.width
-        self.heads, self.dropout = config.heads, config.dropout
-        self.norm1 = nn.LayerNorm(width, bias=False)
-        self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
-        self.attn_out = nn.Linear(width, width, bias=False)
-        self.norm2 = nn.LayerNorm(width, bias=False)
-        inner = config.mlp_ratio * width
-        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, width))
+        width, sizes = config.width, config.sizes
+        self.sizes, self.dropout = sizes, config.dropout
+        self.norm1 = make_norm(config)
+        self.attn_qkv = nn.Linear(width, sizes.queries + 2 * sizes.keys, bias=config.qkv_bias)
+        self.q_norm = nn.RMSNorm(sizes.head_width, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(sizes.head_width, eps=config.norm_eps) if config.qk_norm else None
+        self.attn_out = nn.Linear(sizes.queries, width, bias=config.out_bias)
+        self.norm2 = make_norm(config)
+        gated = config.mlp == "swiglu"
+        self.mlp = nn.Sequential(
+            nn.Linear(width, (1 + gated) * sizes.inner, bias=config.mlp_bias),
+            Gate() if gated else nn.GELU(approximate="tanh"),
+            nn.Linear(sizes.inner, width, bias=config.mlp_bias),
+        )
         if config.adaln:
             self.modulation = nn.Linear(config.cond_width, 6 * width)
 
@@ -212,7 +219,7 @@ class Block(nn.Module):
         self,
         h: Tensor,
         cond: Tensor | None,
-        rotary: Rotary,
+        rotary: Rotary | None,
         visibility: Visibility | Packed,
         past: Past | None = None,
         rows: Rows | None = None,
@@ -228,29 +235,34 @@ class Block(nn.Module):
         return self.residual(h, self.mlp(modulated_norm(h, self.norm2, shift2, scale2)), gate2)
 
     def attention(
-        self, a: Tensor, rotary: Rotary, visibility: Visibility | Packed, past: Past | None, rows: Rows | None
+        self, a: Tensor, rotary: Rotary | None, visibility: Visibility | Packed, past: Past | None, rows: Rows | None
     ) -> Tensor:
-        """Attention output before its projection, [B, N, W], or of the selected rows."""
-        batch, _, width = a.shape
+        """Attention output before its projection, [B, N, H D], or of the selected rows."""
         span = None if rows is None or isinstance(visibility, Packed) else rows.span
-        if rows is None:
-            q, k, v = self.attn_qkv(a).chunk(3, -1)
-        else:
-            weight = self.attn_qkv.weight
-            k, v = F.linear(a, weight[width:]).chunk(2, -1)
-            q = rows.place(F.linear(rows.select(a), weight[:width]), batch)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))  # [B, H, N, D]
-        cos, sin = rotary
-        q = rotate(q, cos, sin) if span is None else rotate(q, cos[:, :, span], sin[:, :, span])
-        k = rotate(k, cos, sin)
+        q, k, v = (t.unflatten(-1, (-1, self.sizes.head_width)).transpose(1, 2) for t in self.project(a, rows))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotary is not None:
+            cos, sin = rotary
+            q = rotate(q, cos, sin) if span is None else rotate(q, cos[:, :, span], sin[:, :, span])
+            k = rotate(k, cos, sin)
         if past is None:
             mixed = attend(q, k, v, visibility, span, asked=rows is not None)
         else:
             k, v = past.cache.extend(past.layer, k, v)
-            seen = past.seen if span is None else past.seen[:, :, span]
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            mixed = mix(q, k, v, attn_mask=past.seen if span is None else past.seen[:, :, span])
         mixed = mixed.transpose(1, 2).flatten(2)
         return mixed if rows is None or rows.index is None else mixed.flatten(0, 1).index_select(0, rows.index)
+
+    def project(self, a: Tensor, rows: Rows | None) -> tuple[Tensor, ...]:
+        """Queries [B, N, H D], or of the selected rows and zero elsewhere; keys and values [B, N, K D]."""
+        queries, keys = self.sizes.queries, self.sizes.keys
+        if rows is None:
+            return self.attn_qkv(a).split((queries, keys, keys), -1)
+        weight, bias = self.attn_qkv.weight, self.attn_qkv.bias
+        k, v = F.linear(a, weight[queries:], None if bias is None else bias[queries:]).chunk(2, -1)
+        q = F.linear(rows.select(a), weight[:queries], None if bias is None else bias[:queries])
+        return rows.place(q, a.shape[0]), k, v
 
     def residual(self, h: Tensor, change: Tensor, gate: Tensor | None) -> Tensor:
         """h + gate * dropout(change)."""
@@ -267,51 +279,12 @@ def modulate(layer: Denoiser | Block, cond: Tensor | None, parts: int) -> tuple[
         return F.linear(cond.to(linear.weight.dtype), linear.weight, linear.bias).chunk(parts, -1)
 
 
-def modulated_norm(h: Tensor, norm: nn.LayerNorm, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+def modulated_norm(h: Tensor, norm: nn.LayerNorm | nn.RMSNorm, shift: Tensor | None, scale: Tensor | None) -> Tensor:
     """norm(h) (1 + scale) + shift; a condition that all rows share is folded into the weight and bias of the norm."""
     if shift is None or scale is None:
         return norm(h)
-    if shift.numel() == shift.shape[-1]:
-        weight = norm.weight * (1 + scale.flatten())
-        return F.layer_norm(h, norm.normalized_shape, weight, shift.flatten(), norm.eps)
+    if shift.numel() == shift.shape[-1] and isinstance(norm, nn.LayerNorm):
+        weight, bias = norm.weight * (1 + scale.flatten()), shift.flatten()
+        bias = bias if norm.bias is None else torch.addcmul(bias, norm.bias, 1 + scale.flatten())
+        return F.layer_norm(h, norm.normalized_shape, weight, bias, norm.eps)
     return norm(h) * (1 + scale) + shift
-
-
-def rotary_table(position: Tensor, config: DenoiserConfig, dtype: torch.dtype) -> Rotary:
-    """cos and sin of position times frequency, [B|1, 1, N, D/2]."""
-    width = config.width // config.heads
-    wide = torch.promote_types(dtype, torch.float32)
-    exponent = torch.arange(0, width, 2, dtype=wide, device=position.device) / width
-    angle = position[:, None, :, None].to(wide) * config.rotary_base**-exponent
-    return angle.cos(), angle.sin()
-
-
-def rotate(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [B, H, N, D] over the whole head: pairs (i, i + D/2)."""
-    cos, sin = cos.to(t.dtype), sin.to(t.dtype)
-    if torch.compiler.is_compiling():  # the compiler fuses this itself, and does not support the in-place version
-        a, b = t.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return _Rotate.apply(t, cos, sin)
-
-
-class _Rotate(torch.autograd.Function):
-    """The rotation with the fewest passes over memory in eager mode; its gradient is the inverse rotation."""
-
-    @staticmethod
-    def forward(ctx: Any, t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _turn(t, cos, sin, 1.0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, sin, -1.0), None, None
-
-
-def _turn(t: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
-    turned = torch.empty_like(t)
-    (a, b), (first, second) = t.chunk(2, -1), turned.chunk(2, -1)
-    torch.mul(a, cos, out=first).addcmul_(b, sin, value=-sign)
-    torch.mul(b, cos, out=second).addcmul_(a, sin, value=sign)
-    return turned

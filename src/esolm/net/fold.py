@@ -17,8 +17,10 @@ from ..core.terms import token_nats
 from ..core.visibility import Packed, Visibility
 from .attention import attend, attend_cached
 from .cache import KVCache, Window
-from .denoiser import Block, Denoiser, DenoiserConfig, Past, Rotary, Rows, empty_cache, modulate, rotary_table
+from .config import DenoiserConfig
+from .denoiser import Block, Denoiser, Gate, Past, Rows, empty_cache, learned, modulate
 from .head import CHUNK, Score
+from .rotary import Rotary, rotary_table
 from .rounding import from_int4, to_int4, to_int8
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16, "int4": torch.bfloat16}
@@ -95,14 +97,18 @@ class FoldedLinear(Protocol):
 
 
 class Norm(NamedTuple):
-    """LayerNorm with AdaLN's scale and shift folded in."""
+    """LayerNorm or RMSNorm with AdaLN's scale and shift folded in."""
 
     weight: Tensor
     bias: Tensor | None
     eps: float
     dtype: torch.dtype  # of the output
+    rms: bool = False
 
     def __call__(self, h: Tensor) -> Tensor:
+        if self.rms:
+            h = F.rms_norm(h.to(self.weight.dtype), h.shape[-1:], self.weight, self.eps)
+            return (h if self.bias is None else h + self.bias).to(self.dtype)
         return F.layer_norm(h, h.shape[-1:], self.weight, self.bias, self.eps).to(self.dtype)
 
 
@@ -128,11 +134,16 @@ class Maker(NamedTuple):
         bias = None if bias is None else bias.to(self.dtype, copy=True)
         return self.kind(weight if self.kind.rounds else weight.to(self.dtype, copy=True), bias, gelu)
 
-    def norm(self, norm: nn.LayerNorm, shift: Tensor | None, scale: Tensor | None) -> Norm:
+    def norm(self, norm: nn.LayerNorm | nn.RMSNorm, shift: Tensor | None = None, scale: Tensor | None = None) -> Norm:
         """norm(h) (1 + scale) + shift."""
-        weight = norm.weight if scale is None else norm.weight * (1 + scale.flatten())
-        bias = None if shift is None else shift.flatten().to(self.stream, copy=True)
-        return Norm(weight.to(self.stream, copy=True), bias, norm.eps, self.dtype)
+        weight: Tensor = norm.weight
+        bias: Tensor | None = norm.bias if isinstance(norm, nn.LayerNorm) else None
+        if scale is not None and shift is not None:
+            factor, shift = 1 + scale.flatten(), shift.flatten()
+            weight, bias = weight * factor, shift if bias is None else torch.addcmul(shift, bias, factor)
+        bias = None if bias is None else bias.to(self.stream, copy=True)
+        assert norm.eps is not None
+        return Norm(weight.to(self.stream, copy=True), bias, norm.eps, self.dtype, isinstance(norm, nn.RMSNorm))
 
 
 class FoldedBlock:
@@ -140,28 +151,24 @@ class FoldedBlock:
 
     def __init__(self, block: Block, cond: Tensor | None, make: Maker, last: bool) -> None:
         shift1, scale1, gate1, shift2, scale2, gate2 = modulate(block, cond, 6)
-        width, self.heads = block.attn_qkv.in_features, block.heads
+        self.sizes, queries = block.sizes, block.sizes.queries
         self.norm1, self.norm2 = make.norm(block.norm1, shift1, scale1), make.norm(block.norm2, shift2, scale2)
-        parts = (slice(0, width), slice(width, None)) if last else (slice(None),)
+        norms = block.q_norm, block.k_norm
+        self.q_norm, self.k_norm = (None if norm is None else make.norm(norm) for norm in norms)
+        parts = (slice(0, queries), slice(queries, None)) if last else (slice(None),)
         self.project = [make.linear(block.attn_qkv, rows=part) for part in parts]
         self.attn_out = make.linear(block.attn_out, gate1)
-        self.mlp_up, self.mlp_down = make.linear(block.mlp[0], gelu=True), make.linear(block.mlp[2], gate2)
+        self.activation = block.mlp[1] if isinstance(block.mlp[1], Gate) else None  # GELU is part of mlp_up
+        self.mlp_up = make.linear(block.mlp[0], gelu=self.activation is None)
+        self.mlp_down = make.linear(block.mlp[2], gate2)
 
     def __call__(
-        self, h: Tensor, rotary: Rotary, visibility: Visibility | Packed, past: Past | None, rows: Rows | None
+        self, h: Tensor, rotary: Rotary | None, visibility: Visibility | Packed, past: Past | None, rows: Rows | None
     ) -> Tensor:
         """h [B, N, W] -> [B, N, W]; with `rows`, only those rows are computed after keys and values."""
-        a = self.norm1(h)
-        if rows is None:
-            span = slice(0, h.shape[1])
-            qk, v = split_heads(self.project[0](a), 2 * self.heads, self.heads)
-            q, k = turn(qk, rotary).split(self.heads, 1)
-        else:
-            span = rows.span
-            k, v = split_heads(self.project[1](a), self.heads, self.heads)
-            (q,) = split_heads(rows.place(self.project[0](rows.select(a)), h.shape[0]), self.heads)
-            q, k = turn(q, rotary, span), turn(k, rotary)
-            h = rows.select(h)
+        span = slice(0, h.shape[1]) if rows is None else rows.span
+        q, k, v = self.projected(self.norm1(h), rotary, rows)
+        h = h if rows is None else rows.select(h)
         if past is None:
             mixed = attend(q, k, v, visibility, span)
         else:
@@ -171,7 +178,24 @@ class FoldedBlock:
         if rows is not None and rows.index is not None:
             mixed = mixed.flatten(0, 1).index_select(0, rows.index)
         h = h + self.attn_out(mixed)
-        return h + self.mlp_down(self.mlp_up(self.norm2(h)))
+        up = self.mlp_up(self.norm2(h))
+        return h + self.mlp_down(up if self.activation is None else self.activation(up))
+
+    def projected(self, a: Tensor, rotary: Rotary | None, rows: Rows | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, H, N, D], rotated; with `rows`, only those have queries."""
+        heads, kv_heads = self.sizes.heads, self.sizes.kv_heads
+        if rows is None and self.q_norm is None:
+            qk, v = split_heads(self.project[0](a), heads + kv_heads, kv_heads)
+            q, k = turn(qk, rotary).split((heads, kv_heads), 1)
+            return q, k, v
+        if rows is None:
+            q, k, v = split_heads(self.project[0](a), heads, kv_heads, kv_heads)
+        else:
+            k, v = split_heads(self.project[1](a), kv_heads, kv_heads)
+            (q,) = split_heads(rows.place(self.project[0](rows.select(a)), a.shape[0]), heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return turn(q, rotary, None if rows is None else rows.span), turn(k, rotary), v
 
 
 class Folded:
@@ -181,6 +205,7 @@ class Folded:
         cond, last = net.condition(None), len(net.blocks) - 1
         self.config, self.stream, self.device, self.dtype = net.config, make.stream, net.device, make.dtype
         self.embed = nn.Embedding.from_pretrained(net.embed.weight.to(make.dtype, copy=True))
+        self.places = None if net.places is None else net.places.weight.to(make.stream, copy=True)
         blocks = (block for block in net.blocks if isinstance(block, Block))  # a ModuleList is not typed
         self.blocks = [FoldedBlock(block, cond, make, i == last) for i, block in enumerate(blocks)]
         shift, scale = modulate(net, cond, 2)
@@ -214,14 +239,19 @@ class Folded:
         rows: Rows,
     ) -> Tensor:
         """The inputs of the output layer for `rows`; with a cache, the bias [B|1, 1, N, S] is the attention mask."""
-        table = self.embed.weight
-        h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
-        h, rotary = h.to(self.stream), wide_table(position, self.config, table.dtype)
+        h = self.inputs(tokens, position)
+        rotary = wide_table(position, self.config, self.embed.weight.dtype) if self.places is None else None
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             past = None if cache is None or bias is None else Past(cache, i, bias)
             h = block(h, rotary, visibility, past, rows if i == last else None)
         return self.norm(h)
+
+    def inputs(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """The inputs of the first block, [B, N, W]."""
+        table = self.embed.weight
+        h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)
+        return h.to(self.stream) if self.places is None else h.to(self.stream) + learned(self.places, position)
 
     def nats(self, h: Tensor, score: Score) -> Tensor:
         """weight * -log p(target): h [R, W] -> [R], in chunks of rows."""
@@ -268,8 +298,10 @@ def split_heads(t: Tensor, *heads: int) -> tuple[Tensor, ...]:
     return t.unflatten(-1, (sum(heads), -1)).transpose(1, 2).split(heads, 1)
 
 
-def turn(t: Tensor, rotary: Rotary, span: slice | None = None) -> Tensor:
-    """The rotary embedding of [B, H, N, D] by the tables of all slots, or of those in `span`."""
+def turn(t: Tensor, rotary: Rotary | None, span: slice | None = None) -> Tensor:
+    """The rotary embedding of [B, H, N, D] by the tables of all slots, or of those in `span`; None leaves it."""
+    if rotary is None:
+        return t
     cos, sin = rotary if span is None else (part[:, :, span] for part in rotary)
     return torch.addcmul(t * cos, t.roll(t.shape[-1] // 2, -1), sin)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..core.terms import token_nats
 
@@ -26,7 +27,23 @@ class Score(NamedTuple):
     weight: Tensor | None = None  # [R], the weight of each row's nats
 
 
-def score_rows(head: nn.Linear, h: Tensor, score: Score) -> Tensor:
+class TiedHead(nn.Module):
+    """An output layer whose weight is that of the embedding, and no parameter of its own."""
+
+    def __init__(self, embed: nn.Embedding, bias: bool) -> None:
+        super().__init__()
+        self._embed = (embed,)  # in a tuple, so that its weight has one name in the network
+        self.bias = nn.Parameter(torch.zeros(embed.num_embeddings)) if bias else None
+
+    @property
+    def weight(self) -> Tensor:
+        return self._embed[0].weight
+
+    def forward(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.weight, self.bias)
+
+
+def score_rows(head: nn.Linear | TiedHead, h: Tensor, score: Score) -> Tensor:
     """weight * -log p(target): h [R, W] -> [R]."""
     if h.shape[0] * head.weight.shape[0] <= WHOLE:
         nats = token_nats(head(h), score.target, score.exclude)
@@ -34,7 +51,7 @@ def score_rows(head: nn.Linear, h: Tensor, score: Score) -> Tensor:
     return _chunked(head, h, score)
 
 
-def _chunked(head: nn.Linear, h: Tensor, score: Score) -> Tensor:
+def _chunked(head: nn.Linear | TiedHead, h: Tensor, score: Score) -> Tensor:
     kind = h.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
     with torch.autocast(kind, enabled=False):
@@ -52,7 +69,7 @@ class _Chunked(torch.autograd.Function):
         ctx: Any,
         h: Tensor,
         matrix: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         target: Tensor,
         exclude: int,
         weight: Tensor | None,
@@ -70,33 +87,35 @@ class _Chunked(torch.autograd.Function):
         if not bool((grad == grad[0]).all()):
             _, *gradients = _sweep(h, matrix, bias, target, ctx.exclude, weight * grad, True)
             return *gradients, None, None, None, None
-        return *(g * grad[0].to(g.dtype) for g in gradients), None, None, None, None
+        return *(None if g is None else g * grad[0].to(g.dtype) for g in gradients), None, None, None, None
 
 
 def _sweep(
-    h: Tensor, matrix: Tensor, bias: Tensor, target: Tensor, exclude: int, weight: Tensor, gradients: bool
-) -> tuple[Tensor, ...]:
+    h: Tensor, matrix: Tensor, bias: Tensor | None, target: Tensor, exclude: int, weight: Tensor, gradients: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Weighted nats [R] and, if `gradients`, the gradients of their sum with respect to h, matrix and bias."""
     nats = torch.empty_like(weight)
-    found = tuple(torch.zeros_like(t) for t in (h, matrix, bias)) if gradients else ()
-    low, low_bias = matrix.to(h.dtype), bias.to(h.dtype)
+    dh, d_matrix = (torch.zeros_like(t) if gradients else None for t in (h, matrix))
+    d_bias = torch.zeros_like(bias) if gradients and bias is not None else None
+    low, low_bias = matrix.to(h.dtype), None if bias is None else bias.to(h.dtype)
     for start in range(0, len(h), CHUNK):
         part = slice(start, start + CHUNK)
         at = target[part, None]
-        logits = torch.addmm(low_bias, h[part], low.t()).to(weight.dtype)
+        logits = F.linear(h[part], low) if low_bias is None else torch.addmm(low_bias, h[part], low.t())
+        logits = logits.to(weight.dtype)
         logits[:, exclude] = float("-inf")
         lse = logits.logsumexp(1, keepdim=True)
         nats[part] = weight[part] * (lse - logits.gather(1, at))[:, 0]
-        if gradients:
-            dh, d_matrix, d_bias = found
+        if dh is not None and d_matrix is not None:
             change = logits.sub_(lse).exp_()
             change.scatter_add_(1, at, change.new_full(at.shape, -1.0))
             change.mul_(weight[part, None])
-            d_bias += change.sum(0)
+            if d_bias is not None:
+                d_bias += change.sum(0)
             change = change.to(h.dtype)
             torch.mm(change, low, out=dh[part])
             if h.dtype == matrix.dtype:
                 d_matrix.addmm_(change.t(), h[part])
             else:
                 d_matrix += change.t() @ h[part]
-    return (nats, *found)
+    return nats, dh, d_matrix, d_bias

@@ -252,7 +252,7 @@ def left_to_right(
         rank = place[: 1 if even else None].to(device)
         alone = torch.where(rank == HIDDEN, torch.arange(most, device=device), -1)
         labels = Visibility(rank, torch.where(rank == HIDDEN, -1, rank), alone)
-        place = place.clamp_max(x.shape[1]).to(device)
+        place = place.clamp_max(x.shape[1] - 1).to(device)
         last = torch.arange(batch) * most + (count - 1).clamp_min(0)
         logits = net(before.gather(1, place), place, labels, cache=cache, out=Rows(slice(0, most), last.to(device)))
         done = done + count

@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .. import __version__
+from ..net.config import with_defaults
 from ..runtime import files as disk
 from ..runtime.distributed import ALONE, Ranks, Shared
 from ..runtime.dotted import differing
@@ -256,9 +257,11 @@ def _file(folder: Path, stem: str) -> str:
 
 def check_identity(folder: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """Raise ValueError, naming what differs, unless the checkpoint belongs to this network, system and data."""
+    stored = dict(state.get("identity", {}))
+    if "net" in stored:
+        stored["net"] = with_defaults(stored["net"])
     wrong = [
-        f"{key} is {theirs!r} there and {mine!r} here"
-        for key, (theirs, mine) in differing(state.get("identity", {}), identity).items()
+        f"{key} is {theirs!r} there and {mine!r} here" for key, (theirs, mine) in differing(stored, identity).items()
     ]
     if wrong:
         raise ValueError(f"{folder} belongs to another run: {'; '.join(wrong)}. Nothing was changed")

@@ -29,7 +29,11 @@ GROUPS: dict[str, type] = {
     "saving": Saving,
     "corpus": CorpusOptions,
 }
-SIZES = ("layers", "width", "heads", "cond_width", "adaln", "mlp_ratio", "rotary_base")
+SIZES = (
+    "layers", "width", "heads", "cond_width", "adaln", "mlp_ratio", "rotary_base", "kv_heads", "head_width",
+    "mlp_width", "mlp", "norm", "norm_eps", "norm_bias", "qk_norm", "qkv_bias", "out_bias", "mlp_bias", "head_bias",
+    "tied", "positions", "rotary_factor", "rotary_length", "rotary_low", "rotary_high",
+)  # fmt: skip
 """Options of the network that the weights of `init` determine."""
 
 

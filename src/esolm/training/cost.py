@@ -34,12 +34,11 @@ class PassCounts:
 
     def flops(self, config: DenoiserConfig) -> float:
         """Floating-point operations; in the last block only rows with logits go past the keys and values."""
-        width = config.width
-        per_row = 2 * width**2 * (4 + 2 * config.mlp_ratio)
-        keys_values = 2 * width**2 * 2
-        blocks = (config.layers - 1) * (self.rows * per_row + 4 * width * self.pairs)
-        last = self.rows * keys_values + self.logit_rows * (per_row - keys_values) + 4 * width * self.last_pairs
-        return blocks + last + self.logit_rows * 2 * width * config.vocab_size
+        per_row, keys_values = 2 * config.block_weights, 2 * config.width * 2 * config.sizes.keys
+        pair = 4 * config.sizes.queries
+        blocks = (config.layers - 1) * (self.rows * per_row + pair * self.pairs)
+        last = self.rows * keys_values + self.logit_rows * (per_row - keys_values) + pair * self.last_pairs
+        return blocks + last + self.logit_rows * 2 * config.width * config.vocab_size
 
 
 class CountingNet(nn.Module):
@@ -107,16 +106,20 @@ def parameters(config: DenoiserConfig) -> tuple[int, int]:
 def activations(config: DenoiserConfig, counts: PassCounts, compute: Compute) -> float:
     """Bytes that one pass keeps for its backward pass; with recomputation, those of one block and all block inputs.
 
-    A block keeps, in rows of the width: the inputs of both norms and both residual updates in float32; in the precision
-    of matrix products the outputs of the norms, q, k and v before and after the rotation, the mixed values twice, and
-    both sides of the GELU; and two dropout masks.
+    A block keeps of each row: the inputs of both norms and both residual updates in float32; in the precision of matrix
+    products the outputs of the norms, q, k and v before and after the rotation, the mixed values twice, and both sides
+    of the GELU, or SwiGLU's gate before and after SiLU, its value and their product; and two dropout masks. A norm of q
+    and k keeps its output too.
     """
-    low = 2 if compute.precision == "bf16" else 4
-    block = 4 * 4 + low * (2 + 5 + 2 + 2 * config.mlp_ratio) + (2 if config.dropout else 0)
-    whole = config.width * counts.rows * block
+    low, sizes, width = 2 if compute.precision == "bf16" else 4, config.sizes, config.width
+    turned = (config.positions == "rotary") + config.qk_norm
+    kept = 2 * width + (1 + turned) * (sizes.queries + sizes.keys) + sizes.keys + 2 * sizes.queries
+    kept += (4 if config.mlp == "swiglu" else 2) * sizes.inner
+    whole = counts.rows * (16 * width + low * kept + (2 * width if config.dropout else 0))
     if compute.checkpoint_blocks:
-        return config.layers * 4 * config.width * counts.rows + whole
-    inputs = config.width * counts.rows * (4 + low * 4)  # in the last block: its input, k, v and their rotation
+        return config.layers * 4 * width * counts.rows + whole
+    # In the last block: its input and the norm of it, k before and after the rotation, v.
+    inputs = counts.rows * (4 * width + low * (width + (2 + turned) * sizes.keys))
     return (config.layers - 1) * whole + inputs + counts.logit_rows / counts.rows * (whole - inputs)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core.randomness import fold
 from ..data import Loader, Manifest
+from ..net.config import with_defaults
 from ..net.denoiser import Denoiser, DenoiserConfig
 from ..runtime import machine
 from ..runtime.distributed import Ranks
@@ -58,7 +59,8 @@ def initial_weights(config: RunConfig, manifest: Manifest) -> Start:
     last = checkpoint.latest(Path(str(config.run)) / "checkpoints")
     if last is not None and not Path(config.init).exists():
         identity = checkpoint.read(last)["identity"]
-        return Start({name: identity["net"][name] for name in SIZES}, None, identity.get("init"))
+        net = with_defaults(identity["net"])
+        return Start({name: net[name] for name in SIZES}, None, identity.get("init"))
     stored = read_model(config.init)
     if stored.tokenizer.sha256 != manifest.tokenizer_sha256 or stored.system.mask_id != manifest.mask_id:
         raise ValueError(

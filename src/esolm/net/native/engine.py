@@ -15,10 +15,11 @@ from torch import Tensor
 from ...core.visibility import Packed, Visibility
 from ..cache import KVCache
 from ..cuda_graphs import replayed
-from ..denoiser import Denoiser, Rows, rotary_table
+from ..denoiser import Denoiser, Rows
 from ..fold import PRECISIONS, Folded, FoldedLinear, Maker, Norm, fold
 from ..head import Score
 from ..protocol import Network
+from ..rotary import rotary_table
 from . import library as native
 from .library import BlockStruct, CallStruct, LinearStruct, ModelStruct, NormStruct, library
 from .linear import SCRATCH, NativeBf16, NativeFloat32, NativeInt4, NativeInt8, NativeLinear, pointer
@@ -84,7 +85,7 @@ class Native:
         span = out.span.stop - out.span.start
         outs = batch * span if out.index is None else len(out.index)
         logits = torch.empty(outs, self.config.vocab_size)
-        ids, inputs = self._embed(tokens)
+        ids, inputs = self._embed(tokens, labels[0])
         index = None if out.index is None else out.index.contiguous()
         start, stop = (out.span.start, out.span.stop) if outs else (0, 0)  # an empty index has no address
         shared = cache.even and cache.shared
@@ -98,12 +99,12 @@ class Native:
         self._run(call, labels[0])
         return logits if out.index is not None else logits.unflatten(0, (batch, span))
 
-    def _embed(self, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Ids int64 [B, N] for the library to look up, or what probabilities [B, N, V] embed to, float32 [B, N, W]."""
-        if not tokens.is_floating_point():
+    def _embed(self, tokens: Tensor, position: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Ids int64 [B, N] for the library to look up, or the inputs of the first block, float32 [B, N, W]: of
+        probabilities [B, N, V], and of networks with learned positions."""
+        if not tokens.is_floating_point() and self.net.places is None:
             return tokens.long().contiguous(), None
-        table = self.net.embed.weight
-        return None, (tokens.to(table.dtype) @ table).float().contiguous()
+        return None, self.net.inputs(tokens, position).float().contiguous()
 
     def _run(self, call: CallStruct, position: Tensor) -> None:
         """Call the library; a position behind the rotary table extends it. Raises ValueError."""
@@ -124,7 +125,7 @@ class Native:
         if tokens.shape != ((batch, rows, c.vocab_size) if tokens.is_floating_point() else (batch, rows)):
             found = f"{tokens.dtype} {tuple(tokens.shape)}"
             raise ValueError(f"tokens are {found}; they must be ids [B, N] or probabilities [B, N, V]")
-        shape = (batch, c.heads, cache.ranks.shape[1], c.width // c.heads)
+        shape = (batch, c.sizes.kv_heads, cache.ranks.shape[1], c.sizes.head_width)
         for t in (*cache.keys, *cache.values):
             if t.shape != shape or t.dtype != self.dtype or not t.is_contiguous():
                 raise ValueError(f"the cache holds {t.dtype} {tuple(t.shape)}; this call needs {self.dtype} {shape}")
@@ -138,15 +139,16 @@ class Native:
             raise ValueError(f"index is {out.index.dtype} {tuple(out.index.shape)}; it must be int64 of one dimension")
 
     def _describe(self, positions: int) -> Described:
-        """The model's struct with a rotary table for the first `positions` positions."""
+        """The model's struct, with a rotary table for the first `positions` positions if it has one."""
         c, net = self.config, self.net
-        table = rotary_table(torch.arange(positions)[None], c, torch.float32)
-        cos, sin = (t[0, 0].contiguous() for t in table)
+        cos = sin = None
+        if net.places is None:
+            table = rotary_table(torch.arange(positions)[None], c, torch.float32)
+            cos, sin = (t[0, 0].contiguous() for t in table)
         low = native.BF16 if self.dtype == torch.bfloat16 else native.FLOAT32
         struct = ModelStruct(
-            c.layers, c.width, c.heads, c.heads, c.width // c.heads, c.mlp_ratio * c.width, c.vocab_size, 0, 0, low,
-            positions, cos.data_ptr(), sin.data_ptr(), self.blocks, _norm(net.norm), _linear(net.head),
-            net.embed.weight.data_ptr(),
+            c.layers, c.width, *c.sizes, c.vocab_size, c.norm == "rms", c.mlp == "swiglu", low, positions,
+            pointer(cos), pointer(sin), self.blocks, _norm(net.norm), _linear(net.head), net.embed.weight.data_ptr(),
         )  # fmt: skip
         return Described(struct, (cos, sin))
 
@@ -187,15 +189,15 @@ def _linear(linear: FoldedLinear) -> LinearStruct:
     return _native(linear).struct
 
 
-def _norm(norm: Norm) -> NormStruct:
-    return NormStruct(norm.weight.data_ptr(), pointer(norm.bias), norm.eps)
+def _norm(norm: Norm | None) -> NormStruct:
+    return NormStruct() if norm is None else NormStruct(norm.weight.data_ptr(), pointer(norm.bias), norm.eps)
 
 
 def _block(block: Any) -> BlockStruct:
-    none = NormStruct()
+    norms = map(_norm, (block.norm1, block.norm2, block.q_norm, block.k_norm))
     project = (LinearStruct * 2)(*map(_linear, block.project))
     rest = map(_linear, (block.attn_out, block.mlp_up, block.mlp_down))
-    return BlockStruct(_norm(block.norm1), _norm(block.norm2), none, none, project, *rest)
+    return BlockStruct(*norms, project, *rest)
 
 
 @torch.no_grad()
