@@ -29,6 +29,7 @@ from .. import __version__
 from ..runtime import files as disk
 from ..runtime.distributed import ALONE, Ranks, Shared
 from ..runtime.dotted import differing
+from ..systems import completed
 from . import sharded
 
 FORMAT = 1
@@ -258,7 +259,7 @@ def check_identity(folder: Path, state: Mapping[str, Any], identity: Mapping[str
     """Raise ValueError, naming what differs, unless the checkpoint belongs to this network, system and data."""
     wrong = [
         f"{key} is {theirs!r} there and {mine!r} here"
-        for key, (theirs, mine) in differing(state.get("identity", {}), identity).items()
+        for key, (theirs, mine) in differing(completed(state.get("identity", {}), identity), identity).items()
     ]
     if wrong:
         raise ValueError(f"{folder} belongs to another run: {'; '.join(wrong)}. Nothing was changed")

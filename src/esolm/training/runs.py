@@ -47,8 +47,10 @@ def create(run: Path, config: Mapping[str, Any], copies: Iterable[Path]) -> None
 
 def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
     """The options that have changed, one sentence each; raises ValueError if the run cannot resume with them."""
+    from ..systems import completed
+
     notes, wrong = [], []
-    for key, (old, new) in differing(read_config(run), config).items():
+    for key, (old, new) in differing(completed(read_config(run), config), config).items():
         if key == "steps" and new > old and config["optim"]["schedule"] != "cosine":
             notes.append(f"steps raised from {old} to {new}")
         elif key in FREE or key.startswith("corpus."):
