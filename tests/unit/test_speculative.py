@@ -51,7 +51,7 @@ class Twin:
         return paper.logits(NET, tokens, position, paper.left_to_right(len(tokens)))[-1:]
 
     def number(self, name: str, at: int) -> Tensor:
-        return speculative._uniform(self.choose, name, self.row, torch.tensor([at]), CPU)
+        return self.choose.uniform(name, self.row, torch.tensor([at]), CPU)
 
     def passes(self) -> list[tuple[list[tuple[int, int]], list[tuple[int, int]], int]]:
         """Of each pass: what it decided, what it drafted, and how many drafts it kept."""

@@ -141,6 +141,19 @@ def with_ids(system: S, ids: Any) -> S:
     return dataclasses.replace(system, **{name: getattr(ids, name) for name in fields})  # type: ignore[type-var]
 
 
+def completed(stored: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored tree whose key `system` holds options, with the options that its system has got since then.
+
+    They have their defaults, and ids the values of the current tree: those depend on the data alone.
+    """
+    old, new = stored.get("system", {}), current.get("system", {})
+    if not old or old.get("name") != new.get("name"):
+        return dict(stored)
+    fields = {f.name: f.default for f in dataclasses.fields(find(new["name"]))}
+    added = {name: new.get(name) if name in FROM_DATA else fields[name] for name in fields.keys() - old.keys()}
+    return {**stored, "system": {**old, **{name: added[name] for name in added.keys() & new.keys()}}}
+
+
 def names() -> list[str]:
     """The systems of the package, by module name."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
