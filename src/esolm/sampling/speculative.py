@@ -54,7 +54,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def adapt(accepted: Tensor, rejected: Tensor) -> Tensor:
     """The adaptive window, int [B]: 2 + 0.6 of the recent ratio of accepted to rejected drafts.
 
-    A window of w feeds about 3 w rows, each of which costs 0.07 (float32) to 0.14 (int8) of a step of the native engine;
+    A window of w feeds about 3 w rows, each of which costs 0.07 (float32) to 0.14 (int8) of a native step of two rows;
     for such costs this is within 2 % (float32) to 8 % (int8) of the best window (docs/speculative.md).
     """
     return (2 + 0.6 * accepted / rejected).clamp_max(MOST).round().long()

@@ -75,6 +75,10 @@ class System(Protocol):
         """For each term, the number of tokens that it is normalised by; scored, bool [B, L], as in `Batch.scored`."""
         ...
 
+    def at_step(self: S, step: int) -> S:
+        """The system as it trains in this step, 0, 1, …; a curriculum makes it differ from step to step."""
+        return self
+
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         """The complete denoising schedule of a request; raises ValueError for what this system cannot do."""
         ...

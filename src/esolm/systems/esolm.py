@@ -103,6 +103,8 @@ class EsoLM(AnyOrder):
     """The token before the first one, with query shift."""
     mixture: tuple[float, ...] | None = None
     """Values of alpha_0 that the examples of a training batch take in turn, with loss any_order; null is alpha_0."""
+    curriculum: int = 0
+    """Training steps over which the alpha_0 of the orders rises from 0 to its values, with loss any_order."""
     mask_id: int = -1
     bos_id: int | None = None
 
@@ -129,6 +131,8 @@ class EsoLM(AnyOrder):
             raise ValueError("loss any_order needs variant B: variant A has no order among its clean tokens")
         if self.query == "mask" and self.first != "mask":
             raise ValueError(f"first is {self.first!r}, but query mask has no token before the text: use query shift")
+        if self.curriculum < 0 or (self.curriculum and self.loss != "any_order"):
+            raise ValueError(f"curriculum is {self.curriculum}; it must be at least 0, and 0 unless loss is any_order")
         if self.mixture is not None:
             object.__setattr__(self, "mixture", tuple(self.mixture))  # JSON has lists
             if self.loss != "any_order":
@@ -266,6 +270,14 @@ class EsoLM(AnyOrder):
         if self.mixture is None:
             return self.alpha_0
         return torch.tensor(self.mixture, dtype=torch.float64)[examples % len(self.mixture)]
+
+    def at_step(self, step: int) -> EsoLM:
+        """No alpha_0 above the share of the curriculum that is done."""
+        if step >= self.curriculum:
+            return self
+        most = step / self.curriculum
+        values = self.mixture or (self.alpha_0,)
+        return dataclasses.replace(self, mixture=tuple(min(alpha_0, most) for alpha_0 in values))
 
     def widened(self, mask: Tensor) -> Tensor:
         """A mask of texts, bool [B, L], with a column for the start token, where it is False."""
