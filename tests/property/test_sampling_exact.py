@@ -24,7 +24,7 @@ from support import engines, toy
 from support.naive import Naive, Recording, plan_of, run
 
 V = 6
-MASK = V - 1
+MASK, BOS = V - 1, 2
 NET = toy.network(V)
 NETS = {
     "AdaLN": NET,
@@ -35,6 +35,9 @@ SYSTEMS: dict[str, Any] = {
     "B": toy.make("esolm", MASK, alpha_0=0.5),
     "any": toy.make("esolm", MASK, alpha_0=0.5, loss="any_order"),
     "A": toy.make("esolm", MASK, alpha_0=0.5, variant="A"),
+    "B-shift": toy.make("esolm", MASK, alpha_0=0.5, query="shift", first="bos", bos_id=BOS),
+    "any-shift": toy.make("esolm", MASK, alpha_0=0.5, loss="any_order", query="shift", first="bos", bos_id=BOS),
+    "A-shift": toy.make("esolm", MASK, alpha_0=0.5, variant="A", query="shift", first="bos", bos_id=BOS),
     "mdlm": toy.make("mdlm", MASK),
     "ar": toy.make("ar", MASK),
     "bd3lm1": toy.make("bd3lm", MASK, block_size=1),
@@ -42,6 +45,7 @@ SYSTEMS: dict[str, Any] = {
     "bd3lm4": toy.make("bd3lm", MASK, block_size=4),
 }
 """By the kind of the naive sampler."""
+ESO = [kind for kind in SYSTEMS if kind.split("-")[0] in ("B", "any", "A")]
 
 
 def request_of(rows: list[list[bool]], block: int = 1, seed: int = 0, **options: Any) -> Request:
@@ -82,7 +86,7 @@ def requests(draw: st.DrawFn, kind: str) -> Request:
     if options["sampler"] == "ancestral":
         least = length // block if kind.startswith("bd3lm") else 1
         options["num_steps"] = draw(st.none() | st.integers(least, 3 * length))
-    if options["sampler"] in ("ancestral", "first_hitting") and kind in ("B", "any", "A"):
+    if options["sampler"] in ("ancestral", "first_hitting") and kind in ESO:
         options["alpha_0"] = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
     if options["sampler"] == "block":
         options["parallelism"] = draw(st.integers(1, length))
@@ -101,7 +105,7 @@ def spread(logits: Tensor, drawn: Tensor) -> list[Tensor]:
 
 def check(kind: str, net: Any, request: Request, rng: Randomness, close: dict[str, float], twin: Any = None) -> Tensor:
     """Every logit of every step equals the naive sampler's; returns the tokens. twin: the network of the latter."""
-    system, naive = SYSTEMS[kind], Naive(twin or net, kind, MASK)
+    system, naive = SYSTEMS[kind], Naive(twin or net, kind, MASK, BOS)
     recording = Recording()
     tokens, schedule, steps = run(system, net, replace(request, draw=recording), rng)
     fixed = request.given & request.valid
@@ -171,22 +175,25 @@ def both(kind: str, net: Any, request: Request, seed: int) -> None:
     assert torch.equal(run(SYSTEMS[kind], net, replace(request, x=other), rng)[0], tokens)
 
 
+@pytest.mark.parametrize("kind", ["B", "B-shift"])
 @settings(max_examples=30)
 @given(st.data(), st.sampled_from(sorted(NETS)))
-def test_esolm_b(data: st.DataObject, name: str) -> None:
-    both("B", NETS[name], data.draw(requests("B")), data.draw(st.integers(0, 99)))
+def test_esolm_b(kind: str, data: st.DataObject, name: str) -> None:
+    both(kind, NETS[name], data.draw(requests(kind)), data.draw(st.integers(0, 99)))
 
 
+@pytest.mark.parametrize("kind", ["any", "any-shift"])
 @settings(max_examples=20)
 @given(st.data())
-def test_esolm_with_masks_hidden_from_each_other(data: st.DataObject) -> None:
-    both("any", NET, data.draw(requests("any")), data.draw(st.integers(0, 99)))
+def test_esolm_with_masks_hidden_from_each_other(kind: str, data: st.DataObject) -> None:
+    both(kind, NET, data.draw(requests(kind)), data.draw(st.integers(0, 99)))
 
 
+@pytest.mark.parametrize("kind", ["A", "A-shift"])
 @settings(max_examples=20)
 @given(st.data())
-def test_esolm_a_in_both_phases(data: st.DataObject) -> None:
-    both("A", NET, data.draw(requests("A")), data.draw(st.integers(0, 99)))
+def test_esolm_a_in_both_phases(kind: str, data: st.DataObject) -> None:
+    both(kind, NET, data.draw(requests(kind)), data.draw(st.integers(0, 99)))
 
 
 @settings(max_examples=15)
@@ -226,7 +233,7 @@ RAGGED = [[T, F, F, T, F, F, F], [F, F], [T, T, T, T], [F, T, F, F, F]]
     ],
     ids=lambda o: "-".join(str(v) for k, v in o.items() if k != "order"),
 )
-@pytest.mark.parametrize("kind", ["B", "any", "A"])
+@pytest.mark.parametrize("kind", ESO)
 def test_ragged_rows_with_every_sampler(kind: str, options: dict[str, Any], given_order: str) -> None:
     both(kind, NET, request_of(RAGGED, given_order=given_order, **options), seed=5)
 

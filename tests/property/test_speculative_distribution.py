@@ -220,7 +220,7 @@ def test_the_numbers_of_a_position_are_independent() -> None:
     choose = sampling.Chooser(Draw(), RNG, MASK)
     row, at = torch.arange(1000), torch.zeros(1000, dtype=torch.long)
     device = torch.device("cpu")
-    u = [speculative._uniform(choose, name, row, at, device) for name in ("accept", "residual")]
+    u = [choose.uniform(name, row, at, device) for name in ("accept", "residual")]
     u.append(draw.inverse_cdf(torch.ones(1000, 1000), sampling.uniform(sampling.fold(RNG.key, 0), row, at)).double())
     for a, b in itertools.combinations(u, 2):
         assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 5 / 1000**0.5

@@ -69,6 +69,13 @@ def eso_a(net: Any, plan: Plan, k: int, known: Mapping[int, int], mask: int) -> 
     return out[[tokens.index(i) for i in now]]
 
 
+def shifted(net: Any, kind: str, plan: Plan, k: int, known: Mapping[int, int], mask: int, start: int) -> Tensor:
+    """Logits of the shifted queries of S_k; kind: B, any or A."""
+    clean, chain = decoded(plan, k), kind != "any"
+    together = len(decoded(plan, min(k, plan.diffusion))) if kind == "A" else 0
+    return paper.shifted_logits(net, known, clean, plan.steps[k], mask, start, chain, together)
+
+
 def mdlm(net: Any, plan: Plan, k: int, known: Mapping[int, int], mask: int) -> Tensor:
     clean, length = decoded(plan, k), len(plan.sigma)
     tokens = [known[i] if i in clean else mask for i in range(length)]
@@ -96,14 +103,18 @@ class Naive:
     """The conditionals of a system and the distribution of its samples, each computed once."""
 
     net: Any
-    kind: str  # B, any, A, mdlm, ar, or bd3lm with its block size
+    kind: str  # B, any, A, mdlm, ar, or bd3lm with its block size; B-shift, any-shift and A-shift
     mask: int
+    start: int | None = None  # the token before the text, by default the mask
     memo: dict[Any, Tensor] = field(default_factory=dict)
 
     def logits(self, plan: Plan, k: int, known: Mapping[int, int]) -> Tensor:
         """Of the positions of step k, in the order of the step, [|S_k|, V]; known: tokens by position."""
         if self.kind.startswith("bd3lm"):
             return bd3lm(self.net, plan, k, known, self.mask, int(self.kind[5:]))
+        if self.kind.endswith("-shift"):
+            start = self.mask if self.start is None else self.start
+            return shifted(self.net, self.kind.removesuffix("-shift"), plan, k, known, self.mask, start)
         if self.kind == "any":
             return eso_b(self.net, plan, k, known, self.mask, hidden=True)
         step = {"B": eso_b, "A": eso_a, "mdlm": mdlm, "ar": ar}[self.kind]

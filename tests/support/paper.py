@@ -255,6 +255,31 @@ def query_nats(net: Any, x: Order, sigma: Order, step: int, mask_id: int, num_cl
     return nats(out[-1], x[place[-1]], mask_id)
 
 
+def shifted_logits(
+    net: Any, x: Any, clean: Order, asked: Order, mask_id: int, start: int, chain: bool = False, together: int = 0
+) -> Tensor:
+    """Logits of shifted queries for the positions `asked`, [n, V], after the start token and the tokens `clean`.
+
+    Rotary positions count the start token: it has 0, token i has i + 1, and the query of i has i. A query holds the
+    token before it if that is clean, and the mask otherwise. It sees the start and all clean tokens. No query sees one
+    that holds a token, not even itself; one that holds a mask sees itself and is seen, if `chain`, by the queries after
+    it. Clean tokens are causal in their order; the first `together` of them and the start see each other (Eso-LM (A)).
+    """
+    known = {-1: start, **{i: int(x[i]) for i in clean}}
+    held = [known.get(i - 1, mask_id) for i in asked]
+    copies = [i - 1 in known for i in asked]
+    first = 1 + len(clean)
+    a = none(first + len(asked))
+    for i, j in itertools.product(range(first), repeat=2):
+        a[i, j] = i >= j or (together > 0 and max(i, j) <= together)
+    for i in range(len(asked)):
+        a[first + i, :first] = True
+        for j in range(i + 1):
+            a[first + i, first + j] = not copies[j] and (chain or i == j)
+    tokens, place = [start, *(known[i] for i in clean), *held], [0, *(i + 1 for i in clean), *asked]
+    return logits(net, tokens, place, a)[first:]
+
+
 def all_masks(length: int) -> Iterator[tuple[bool, ...]]:
     return itertools.product([False, True], repeat=length)
 

@@ -29,6 +29,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "esolm-A-1": {"alpha_0": 1.0, "variant": "A"},
         "esolm-any-0.5": {"alpha_0": 0.5, "loss": "any_order"},
         "esolm-any-1": {"alpha_0": 1.0, "loss": "any_order"},
+        "esolm-shift-0.5": {"alpha_0": 0.5, "query": "shift", "first": "bos", "bos_id": 1},
+        "esolm-shift-0": {"alpha_0": 0.0, "query": "shift"},
+        "esolm-shift-A-0.5": {"alpha_0": 0.5, "variant": "A", "query": "shift"},
+        "esolm-shift-any-0.5": {"alpha_0": 0.5, "loss": "any_order", "query": "shift"},
+        "esolm-shift-any-1": {"alpha_0": 1.0, "loss": "any_order", "query": "shift", "first": "bos", "bos_id": 1},
     },
 }
 """Options worth a test of their own; a system that is not named here is tested as it comes."""

@@ -215,6 +215,7 @@ def fixed_call(batch: int = B, slots: int = 3) -> tuple[Tensor, Tensor, Visibili
 @pytest.mark.parametrize("precision", KINDS)
 def test_a_prompt_of_many_rows(precision: str) -> None:
     net = both(precision, threads=2, length=64, width=64)
+    net.native.many = 128
     for slots in (9, 40, 64):
         cache = net.new_cache(2, 64)
         call = toy.text(2, slots), torch.arange(slots)[None], causal(slots)

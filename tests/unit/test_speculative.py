@@ -53,7 +53,7 @@ class Twin:
         return paper.logits(self.net, tokens, position, paper.left_to_right(len(tokens)))[-1:]
 
     def number(self, name: str, at: int) -> Tensor:
-        return speculative._uniform(self.choose, name, self.row, torch.tensor([at]), CPU)
+        return self.choose.uniform(name, self.row, torch.tensor([at]), CPU)
 
     def passes(self) -> list[tuple[list[tuple[int, int]], list[tuple[int, int]], int]]:
         """Of each pass: what it decided, what it drafted, and how many drafts it kept."""
@@ -61,7 +61,7 @@ class Twin:
         proposals: dict[int, Tensor] = {}
         hits, misses = speculative.PRIOR
         while left:
-            width = self.window or min(round(2 + hits / misses), speculative.MOST)
+            width = self.window or min(round(2 + 0.6 * hits / misses), speculative.MOST)
             able = [i for i in left[:width] if i in proposals]
             drafts = [(i, int(self.choose(proposals[i], self.row, torch.tensor([i])))) for i in able]
             ahead = left[len(drafts) : len(drafts) + width]
@@ -226,7 +226,7 @@ def test_rounding_leaves_no_empty_residual() -> None:
 
 def test_the_window_follows_what_was_kept() -> None:
     accepted, rejected = torch.tensor([[0, 2, 30, 1e9, 5], [3, 2, 3, 1e-9, 1]], dtype=torch.float64)
-    assert adapt(accepted, rejected).tolist() == [2, 3, 12, speculative.MOST, 7]
+    assert adapt(accepted, rejected).tolist() == [2, 3, 8, speculative.MOST, 5]
 
 
 def test_the_pattern_of_a_pass() -> None:

@@ -22,7 +22,8 @@ from support import toy
 B, L, V = 6, toy.LENGTH, 5
 MASK = V - 1
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
-DETERMINISTIC = {("ar", True), ("ar", False), ("esolm-B-0", True), ("esolm-B-0", False), ("bd3lm-1", False)}
+DETERMINISTIC = {(label, train) for label in ("ar", "esolm-B-0", "esolm-shift-0") for train in (True, False)}
+DETERMINISTIC |= {("bd3lm-1", False)}
 """(label, train) of the losses that draw nothing that matters."""
 
 
@@ -199,7 +200,21 @@ def test_padding_is_neither_seen_nor_scored(net: Denoiser, found: Any, train: bo
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("label", ["ar", "mdlm", "esolm-B-0.5", "esolm-A-0.5", "esolm-any-0.5", "esolm-B-1"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        "ar",
+        "mdlm",
+        "esolm-B-0.5",
+        "esolm-A-0.5",
+        "esolm-any-0.5",
+        "esolm-B-1",
+        "esolm-shift-0.5",
+        "esolm-shift-A-0.5",
+        "esolm-shift-any-0.5",
+        "esolm-shift-0",
+    ],
+)
 def test_padding_on_the_right_is_a_shorter_text(net: Denoiser, label: str, train: bool) -> None:
     _, name, options = next(v for v in toy.variants() if v[0] == label)
     found, x = toy.make(name, MASK, **options), toy.text(B, vocab_size=V)

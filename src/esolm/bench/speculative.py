@@ -109,6 +109,8 @@ def run(
     temperature: float = 1.0,
     top_p: float = 1.0,
     which: str = "best",
+    precision: str = "float32",
+    engine: str = "auto",
 ) -> dict[str, Any]:
     """Measure passes, acceptance and time of speculative sampling against one token at a time, on an Eso-LM (B).
 
@@ -122,8 +124,10 @@ def run(
         temperature: sampling temperature.
         top_p: nucleus mass.
         which: checkpoint of the run, best or last.
+        precision: float32, bf16, int8, int4 or auto.
+        engine: native, torch or auto.
     """
-    lm = load(run, which=which)
+    lm = load(run, which=which, precision=precision, engine=engine)
     shape = {"temperature": temperature, "top_p": top_p}
     found = []
     for length in lengths or [lm.net.config.length]:

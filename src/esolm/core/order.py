@@ -42,9 +42,10 @@ def sort(group: Tensor, u: Tensor, ascending: bool = False) -> Tensor:
     return (group + (left_to_right(u, group == MASKED) if ascending else u)).argsort(-1)
 
 
-def draw(alpha_0: float, u: Tensor, clean: Tensor, valid: Tensor | None, given: Tensor | None) -> Tensor:
+def draw(alpha_0: float | Tensor, u: Tensor, clean: Tensor, valid: Tensor | None, given: Tensor | None) -> Tensor:
     """sigma ~ P_L^alpha_0: each position is clean with probability alpha_0; clean positions come in random
-    order, then the rest ascending. Given positions come first, padding last. u, clean: independent uniforms [B, L]."""
+    order, then the rest ascending. Given positions come first, padding last. u, clean: independent uniforms [B, L].
+    alpha_0: a number, or one for each row, [B, 1]."""
     return sort(groups(clean >= alpha_0, valid, given), u, ascending=True)
 
 

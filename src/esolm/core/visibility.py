@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 HIDDEN = 2**30
 """The rank of a key that no horizon includes."""
@@ -40,7 +41,7 @@ class Visibility:
         """FlexAttention's block mask of the same pattern, per row if the labels are."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        rank, horizon, clique = self.rank, self.horizon, self.clique
+        rank, horizon, clique = torch.broadcast_tensors(self.rank, self.horizon, self.clique)
         one = rank.shape[0] == 1
 
         def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -170,3 +171,20 @@ def hide_masks(visibility: Visibility, masked: Tensor, num_clean: Tensor) -> Vis
     rank = torch.where(masked, HIDDEN, place)
     horizon = torch.where(masked, num_clean[:, None] - 1, place)
     return Visibility(rank, horizon, torch.where(masked, place, -1))
+
+
+def hide_copies(visibility: Visibility, copies: Tensor | None, first: int = 0) -> Visibility:
+    """The same pattern, in which nobody sees a copy, not even the copy itself; it sees what it did.
+
+    copies: bool [B|1, M], of the slots from `first` on; None for none.
+    """
+    if copies is None:
+        return visibility
+    end = first + copies.shape[1]
+    copies = F.pad(copies, (first, visibility.rank.shape[1] - end))
+    clique = torch.where(copies, -1, visibility.clique)
+    if visibility.kind in ("two_stream", "two_stream_prefix") and end <= visibility.num_z:  # z has no rank to hide
+        return replace(visibility, clique=clique)
+    rank = torch.where(copies, HIDDEN, visibility.rank)
+    rank, horizon, clique = (t.contiguous() for t in torch.broadcast_tensors(rank, visibility.horizon, clique))
+    return Visibility(rank, horizon, clique)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..core.batch import Batch
-from ..data import Tokenizer
+from ..data import Tokenizer, corpora
 from ..data import tokenizer as make_tokenizer
 from ..data.tokenizer import SPECS, from_json
 from ..likelihood import scoring, texts
@@ -28,6 +28,7 @@ from ..net.protocol import trainable
 from ..runtime.dotted import flat
 from ..storage import folder
 from ..systems import with_ids
+from . import vocabulary
 from .ckpt import Checkpoint, Inert, Stored, plain
 from .families import FAMILIES, CausalCheckpoint, family_of, make_causal
 from .gguf_file import read_gguf
@@ -44,6 +45,7 @@ def convert(
     weights: Literal["ema", "raw"] = "ema",
     tokenizer: str | None = None,
     length: int | None = None,
+    cut: str | None = None,
     text: str | None = None,
     force: bool = False,
 ) -> LanguageModel:
@@ -60,6 +62,7 @@ def convert(
         weights: The averaged (EMA) weights of a .ckpt, or the raw ones.
         tokenizer: A tokenizer as in `esolm prepare` (gpt2:PATH, …), if the source has none.
         length: The length of a Llama, Mistral, Qwen or GPT-2 in tokens, by default all that it has positions for.
+        cut: A corpus as in `esolm prepare`; ids that it does not use are dropped, which makes the model smaller.
         text: A text file; its perplexity is measured to check the result.
         force: Replace `out` if it is a model folder of esolm.
 
@@ -83,6 +86,9 @@ def convert(
         else:
             net = make_net(found)
             check_tokenizer(found, net.config, words)
+        if cut is not None:
+            net, words = vocabulary.cut(net, words, (document.text for document in corpora.corpus(cut).train()))
+            about["cut"] = {"corpus": Path(cut).name, "ids": words.vocab_size}
         made = with_ids(made, words)
         folder.write(partial, net, made, words, about)
         lm = load(partial)

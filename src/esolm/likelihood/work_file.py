@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from ..runtime import files
 from ..runtime.distributed import ALONE, Ranks
 from ..runtime.dotted import differing
+from ..systems import completed
 
 EVERY = 60.0
 """Seconds between two saves."""
@@ -51,7 +52,7 @@ class WorkFile:
                 matrices = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError) as error:
             raise ValueError(f"{path} is not a work file of esolm score ({error}): choose another --work") from error
-        pairs = differing(theirs, self.identity).items()
+        pairs = differing(completed(theirs, self.identity), self.identity).items()
         if pairs:
             other = "; ".join(f"{key} is {a!s:.12} there and {b!s:.12} here" for key, (a, b) in pairs)
             raise ValueError(f"{path} is of another model, data or seed: {other}. Choose another --work, or remove it")

@@ -1,8 +1,8 @@
 """Attention by a visibility pattern, with several kernels that give the same result.
 
 The reference is a dense boolean mask. On the CPU the sorted patterns are tiled into row blocks, each over the keys that
-its rows can see, because the flash kernel also computes the keys that a mask hides. Each z slot's attention to itself
-is merged in by its log-sum-exp.
+its rows can see, because the flash kernel also computes the keys that a mask hides. Each z slot's attention to itself,
+if it has any, is merged in by its log-sum-exp.
 
 Where keys and values have fewer heads than queries, each is shared by consecutive heads of queries.
 
@@ -200,6 +200,7 @@ def _forward(
         _merge((out[:, :, :m], lse[:, :, :m]), (mixed.reshape(v[:, :, :m].shape), score.reshape(lse[:, :, :m].shape)))
     elif m:
         own = (q[:, :, :m] * k[:, :, :m]).sum(-1, dtype=_wide(q)) * q.shape[-1] ** -0.5
+        own.masked_fill_(visibility.clique[:, None, :m] < 0, -torch.inf)  # copies do not see themselves
         _merge((out[:, :, :m], lse[:, :, :m]), (v[:, :, :m], own))
     return lse, own
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..core import order
-from ..core.visibility import full, prefix, sorted_two_stream, two_stream
+from ..core.query import Queries
+from ..core.visibility import HIDDEN, Visibility, full, hide_copies, prefix, sorted_two_stream, two_stream
 from .denoiser import Rows
 from .head import Score
 from .packed import Call, together
@@ -27,13 +28,15 @@ def order_nats(
     mask_id: int,
     valid: Tensor | None = None,
     num_clean: Tensor | None = None,
+    shift: bool = False,
 ) -> Tensor:
     """-log p(x^sigma(l) | x^sigma(<l)) of the scored tokens, in one two-stream pass: nats [B, L] in natural order.
 
     The scored positions must be the last valid ones of sigma; padding comes after them. Differentiable.
-    num_clean [B]: Eso-LM (A), whose first num_clean tokens of the order see each other.
+    num_clean [B]: Eso-LM (A), whose first num_clean tokens of the order see each other. shift: shifted queries, of
+    texts that begin with a start token.
     """
-    call, place = order_call(x, sigma, scored, mask_id, valid, num_clean)
+    call, place = order_call(x, sigma, scored, mask_id, valid, num_clean, shift)
     return place(*together(net, [call]))
 
 
@@ -44,10 +47,11 @@ def order_call(
     mask_id: int,
     valid: Tensor | None = None,
     num_clean: Tensor | None = None,
+    shift: bool = False,
 ) -> tuple[Call, Callable[[Tensor], Tensor]]:
     """The network call of `order_nats`, and the function that turns its nats [R] into [B, L].
 
-    Mask queries see the clean tokens before them in the order, and themselves.
+    Queries see the clean tokens before them in the order, and themselves unless they are copies.
     """
     batch, length = x.shape
     sorted_scored = scored.gather(1, sigma)
@@ -62,20 +66,47 @@ def order_call(
         z_place = (ends[:, None] - num_z + place[:num_z]).clamp_min(0)
         x_rank = place[None] if num_clean is None else prefix(place[None], num_clean).rank
         visibility = two_stream(x_rank, z_place, place[None])
-    masks = torch.full((batch, num_z), mask_id, device=x.device)
-    tokens = torch.cat([masks, x.gather(1, sigma)], 1)
+    clean = x.gather(1, sigma)
+    asked = Queries.of(sigma, mask_id, shift).ask(clean, z_place, z_place)
     z_position = sigma.gather(1, z_place)
     wanted = sorted_scored.gather(1, z_place)
     if valid is not None:  # clamped places would score a token twice
         wanted &= ends[:, None] - num_z + place[:num_z] >= 0
     call = Call(
-        tokens,
-        torch.cat([z_position, sigma], 1),
-        visibility,
+        torch.cat([asked.tokens, clean], 1),
+        torch.cat([asked.position, sigma], 1),
+        hide_copies(visibility, asked.copies),
         Rows(slice(0, num_z), wanted.flatten().nonzero()[:, 0]),
         Score(x.gather(1, z_position)[wanted], mask_id),
     )
     return call, functools.partial(place_nats, rows=wanted, position=z_position, length=length)
+
+
+def shifted_logits(
+    net: Forward, x: Tensor, sigma: Tensor, num_clean: Tensor, mask_id: int, prefixed: bool, hide_masks: bool
+) -> Tensor:
+    """Logits of shifted queries for all positions but that of the start token, [B, L - 1, V], in the order of sigma.
+
+    The first num_clean [B] places of the order are known. Queries for these see what comes before them; the others see
+    all that is known and, unless hide_masks, the queries before them that hold a mask. prefixed: Eso-LM (A).
+    """
+    place = torch.arange(x.shape[1], device=x.device).expand_as(x)
+    known = place < num_clean[:, None]
+    asking, told = place[:, 1:], known[:, 1:]
+    rank = prefix(place, num_clean).rank if prefixed else place
+    clean = x.gather(1, sigma)
+    asked = Queries.of(sigma, mask_id, True).ask(clean, asking, torch.minimum(asking, num_clean[:, None]))
+    z_rank, z_horizon = torch.full_like(asking, HIDDEN), rank.gather(1, num_clean[:, None] - 1).expand_as(asking)
+    if not hide_masks:
+        z_rank, z_horizon = torch.where(told, HIDDEN, rank[:, 1:]), rank[:, 1:]
+    visibility = Visibility(
+        rank=torch.cat([z_rank, torch.where(known, rank, HIDDEN)], 1),
+        horizon=torch.cat([torch.where(told, rank[:, :-1], z_horizon), rank], 1),
+        clique=torch.cat([asking, torch.full_like(place, -1)], 1),
+    )
+    tokens = torch.cat([asked.tokens, torch.where(known, clean, mask_id)], 1)
+    position = torch.cat([asked.position, sigma], 1)
+    return net(tokens, position, hide_copies(visibility, asked.copies), out=Rows(slice(0, asking.shape[1])))
 
 
 def bucket(rows: int, most: int, size: int = 8) -> int:

@@ -19,8 +19,9 @@ from ..core import order
 from ..core.draw import Draw
 from ..core.float64 import to_device
 from ..core.order import Schedule
+from ..core.query import Queries
 from ..core.randomness import Randomness, fold, uniform
-from ..core.visibility import HIDDEN, Visibility, full, hide
+from ..core.visibility import HIDDEN, Visibility, full, hide, hide_copies
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.protocol import Network
@@ -34,6 +35,7 @@ class Chooser:
     draw: Draw
     rng: Randomness
     mask_id: int
+    prepended: int = 0  # tokens before the text; positions of the text do not count them
 
     @classmethod
     def of(cls, request: Request, rng: Randomness, mask_id: int) -> Chooser:
@@ -42,13 +44,16 @@ class Chooser:
 
     def __call__(self, logits: Tensor, row: Tensor, position: Tensor) -> Tensor:
         """logits [R, V], row and position int [R] -> tokens int [R]."""
-        row = row.cpu() + self.rng.first
-        position = position.cpu()
 
         def at(attempt: int) -> Tensor:
-            return to_device(uniform(fold(self.rng.key, attempt), row, position), logits.device)
+            return self.uniform(attempt, row, position, logits.device)
 
         return self.draw(logits, at, self.mask_id)
+
+    def uniform(self, purpose: int | str, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
+        """The uniform draws of positions for one purpose, float64 [R]."""
+        row, position = row.cpu() + self.rng.first, position.cpu() - self.prepended
+        return to_device(uniform(fold(self.rng.key, purpose), row, position), device)
 
     def grid(self, logits: Tensor, position: Tensor) -> Tensor:
         """logits [B, m, V], position int [B, m] -> tokens int [B, m]."""
@@ -108,9 +113,13 @@ def _labels(
     pad: int,
     rank: Callable[[Tensor], Tensor],
     hide_masks: bool,
+    copies: Tensor | None,
     device: torch.device,
 ) -> Visibility:
-    """The sampling pattern: causal in the order. hide_masks: a mask sees the clean tokens and itself only."""
+    """The sampling pattern: causal in the order. hide_masks: a mask sees the clean tokens and itself only.
+
+    copies: bool, of the masks; nobody sees them.
+    """
     place = torch.cat([clean, masks], 1)
     slot = torch.arange(place.shape[1]).expand_as(place)
     real = place < pad
@@ -124,7 +133,8 @@ def _labels(
         first = rank(masks[:, :1]) - 1
         horizon = torch.where(is_mask & real, first, horizon)
         clique = torch.where(is_mask, slot, clique)
-    return Visibility(ranks.to(device), horizon.to(device), clique.to(device))
+    found = hide_copies(Visibility(ranks, horizon, clique), copies, clean.shape[1])
+    return Visibility(found.rank.to(device), found.horizon.to(device), found.clique.to(device))
 
 
 def ordered(
@@ -135,15 +145,17 @@ def ordered(
     hide_masks: bool = False,
     prefix: bool = False,
     cache: KVCache | None = None,
+    shift: bool = False,
 ) -> Iterator[Step]:
     """Eso-LM (B): step k feeds the clean tokens of step k-1 and the masks of step k, and commits only the former.
 
-    x [B, L] holds the given tokens at their positions. prefix: the given tokens see each other (variant A).
+    x [B, L] holds the given tokens at their positions. prefix: the given tokens see each other (variant A). shift:
+    shifted queries take the place of masks, and x begins with a start token.
     """
     batch, length = x.shape
-    device, mask_id = x.device, choose.mask_id
-    sigma = F.pad(schedule.sigma, (0, 1))  # the last place is for padding
-    tokens = F.pad(x.cpu().gather(1, schedule.sigma), (0, 1), value=mask_id).to(device)
+    device = x.device
+    queries = Queries.of(schedule.sigma, choose.mask_id, shift, padded=True)
+    tokens = F.pad(x.cpu().gather(1, schedule.sigma), (0, 1), value=choose.mask_id).to(device)
     even = bool((schedule.sizes == schedule.sizes[:1]).all() and (schedule.given == schedule.given[:1]).all())
     begin, count = torch.zeros_like(schedule.given), schedule.given
     starts = schedule.starts
@@ -156,25 +168,41 @@ def ordered(
         most = int(count.max())
         clean = places(begin, count, most, length)
         masks = places(starts[:, k], size, int(size.max()), length)
+        asked = queries.ask(tokens, masks, starts[:, k, None])
         rows = slice(0, 1) if even else slice(None)
-        labels = _labels(clean[rows], masks[rows], length, rank, hide_masks, device)
-        position = sigma.gather(1, torch.cat([clean, masks], 1))
-        fed = tokens.gather(1, clean.to(device))
-        fed = torch.cat([fed, fed.new_full(masks.shape, mask_id)], 1)
+        labels = _labels(clean[rows], masks[rows], length, rank, hide_masks, one_row(asked.copies), device)
+        position = torch.cat([queries.sigma.gather(1, clean), asked.position], 1)
+        fed = torch.cat([tokens.gather(1, clean.to(device)), asked.tokens], 1)
         logits = net(fed, position.to(device), labels, cache=cache, out=Rows(slice(most, fed.shape[1])))
         lengths = lengths + count
         cache.commit(most) if even else cache.commit(count.to(device), most, int(lengths.max()))
-        at = position[:, most:]
+        at = queries.sigma.gather(1, masks)
         token = choose.grid(logits, at)
         tokens.scatter_(1, masks.to(device), token)
         yield Step(at, token, masks < length)
         begin, count = starts[:, k], size
 
 
-def prefix_ordered(net: Network, x: Tensor, schedule: Schedule, choose: Chooser, hide_masks: bool) -> Iterator[Step]:
+def one_row(copies: Tensor | None) -> Tensor | None:
+    """Copies, bool [B, M], as one row if all rows are alike: then a mask needs no batch dimension."""
+    return copies[:1] if copies is not None and bool((copies == copies[:1]).all()) else copies
+
+
+def without_start(step: Step) -> Step:
+    """A step of texts with a start token, as one of the texts alone."""
+    drafts = step.drafts
+    if drafts is not None:
+        drafts = drafts._replace(position=(drafts.position - 1).clamp_min(0))
+    return step._replace(position=(step.position - 1).clamp_min(0), drafts=drafts)
+
+
+def prefix_ordered(
+    net: Network, x: Tensor, schedule: Schedule, choose: Chooser, hide_masks: bool, shift: bool = False
+) -> Iterator[Step]:
     """Eso-LM (A): without a cache while clean tokens still see new ones; cached once the sequential phase begins."""
     length = x.shape[1]
     tokens = x.clone()
+    queries = Queries.of(schedule.sigma, choose.mask_id, shift, padded=True)
     diffusion = schedule.diffusion[:, None]
     step = torch.arange(schedule.sizes.shape[1])
     sizes = torch.where(step < diffusion, schedule.sizes, 0)
@@ -183,15 +211,17 @@ def prefix_ordered(net: Network, x: Tensor, schedule: Schedule, choose: Chooser,
         size, start = sizes[:, k], torch.where(sizes[:, k] > 0, starts[:, k], 0)
         clean = places(torch.zeros_like(start), start, int(start.max()), length)
         masks = places(start, size, int(size.max()), length)
-        labels = _labels(clean, masks, length, functools.partial(_prefix_rank, start[:, None]), hide_masks, x.device)
-        position = F.pad(schedule.sigma, (0, 1)).gather(1, torch.cat([clean, masks], 1)).to(x.device)
-        fed = tokens.gather(1, position)
-        fed[:, clean.shape[1] :] = choose.mask_id
+        asked = queries.ask(tokens.gather(1, schedule.sigma.to(x.device)), masks, start[:, None])
+        rank = functools.partial(_prefix_rank, start[:, None])
+        labels = _labels(clean, masks, length, rank, hide_masks, asked.copies, x.device)
+        position = queries.sigma.gather(1, clean)
+        fed = torch.cat([tokens.gather(1, position.to(x.device)), asked.tokens], 1)
+        position = torch.cat([position, asked.position], 1).to(x.device)
         logits = net(fed, position, labels, out=Rows(slice(clean.shape[1], fed.shape[1])))
-        at, drawn = position[:, clean.shape[1] :], masks < length
+        at, drawn = queries.sigma.gather(1, masks), masks < length
         token = choose.grid(logits, at)
         _write(tokens, at, token, drawn)
-        yield Step(at.cpu(), token, drawn)
+        yield Step(at, token, drawn)
     # The sequential phase, with everything so far given.
     rest = (step + diffusion).clamp_max(schedule.sizes.shape[1] - 1)
     left = torch.where(step + diffusion < schedule.sizes.shape[1], schedule.sizes.gather(1, rest), 0)
@@ -199,7 +229,7 @@ def prefix_ordered(net: Network, x: Tensor, schedule: Schedule, choose: Chooser,
     if left.shape[1]:
         given = schedule.given + sizes.sum(1)
         sequential = Schedule(schedule.sigma, left, given, torch.zeros_like(given))
-        yield from ordered(net, tokens, sequential, choose, hide_masks, prefix=True)
+        yield from ordered(net, tokens, sequential, choose, hide_masks, prefix=True, shift=shift)
 
 
 def _write(tokens: Tensor, position: Tensor, token: Tensor, drawn: Tensor) -> None:

@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.draw import inverse_cdf
-from ..core.float64 import to_device
 from ..core.order import Schedule
-from ..core.randomness import fold, uniform
-from ..core.visibility import HIDDEN, Visibility
+from ..core.query import Queries
+from ..core.visibility import HIDDEN, Visibility, hide_copies
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.protocol import Network
-from .loops import Chooser, places
+from .loops import Chooser, one_row, places
 from .request import Drafts, Step
 
 MOST = 24
@@ -53,8 +52,12 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def adapt(accepted: Tensor, rejected: Tensor) -> Tensor:
-    """The adaptive window, int [B]: 2 + the recent ratio of accepted to rejected drafts."""
-    return (2 + accepted / rejected).clamp_max(MOST).round().long()
+    """The adaptive window, int [B]: 2 + 0.6 of the recent ratio of accepted to rejected drafts.
+
+    A window of w feeds about 3 w rows, each of which costs 0.07 (float32) to 0.14 (int8) of a native step of two rows;
+    for such costs this is within 2 % (float32) to 8 % (int8) of the best window (docs/speculative.md).
+    """
+    return (2 + 0.6 * accepted / rejected).clamp_max(MOST).round().long()
 
 
 def labels(clean: Tensor, masks: Tensor, end: Tensor, pad: int) -> Visibility:
@@ -71,7 +74,7 @@ def labels(clean: Tensor, masks: Tensor, end: Tensor, pad: int) -> Visibility:
 
 
 def speculative(
-    net: Network, x: Tensor, schedule: Schedule, choose: Chooser, window: int | None = None
+    net: Network, x: Tensor, schedule: Schedule, choose: Chooser, window: int | None = None, shift: bool = False
 ) -> Iterator[Step]:
     """Eso-LM (B): the tokens of the order one by one, each from its exact conditional, in fewer passes than tokens.
 
@@ -81,7 +84,8 @@ def speculative(
     """
     batch, length = x.shape
     device = x.device
-    sigma = F.pad(schedule.sigma, (0, 1))  # the last place is for padding
+    queries = Queries.of(schedule.sigma, choose.mask_id, shift, padded=True)
+    sigma = queries.sigma
     tokens = F.pad(x.cpu().gather(1, schedule.sigma), (0, 1), value=choose.mask_id).to(device)
     total = schedule.given + schedule.sizes.sum(1)
     hits, misses = (torch.full(total.shape, count, dtype=torch.float64) for count in PRIOR)
@@ -103,11 +107,11 @@ def speculative(
         q = logits[where[row, place].to(device)]
         guess = draft(choose, q, row, position)
         _write(tokens, row, place, guess)
-        logits, where = _forward(net, cache, tokens, sigma, clean, masks, end, choose.mask_id)
+        logits, where = _forward(net, cache, tokens, queries, clean, masks, end)
         p = logits[where[row, place].to(device)]
         p, q = (choose.draw.probabilities(t, choose.mask_id) for t in (p, q))
         kept = torch.zeros(drafts.shape, dtype=torch.bool)
-        kept[row, column] = accept(p, q, guess, _uniform(choose, "accept", row, position, device)).cpu()
+        kept[row, column] = accept(p, q, guess, choose.uniform("accept", row, position, device)).cpu()
         accepted = kept.long().cumprod(1).sum(1)
         fed = (clean < length).sum(1) + (masks < length).sum(1)
         tried = Drafts(sigma.gather(1, drafts), tokens.gather(1, drafts.to(device)), drafts < length, accepted, fed)
@@ -115,7 +119,7 @@ def speculative(
         at, rejected = known + accepted, accepted < drafted
         again, it = rejected.nonzero()[:, 0], (drafted.cumsum(0) - drafted + accepted)[rejected]
         rest = residual(p[it.to(device)], q[it.to(device)])
-        number = _uniform(choose, "residual", again, position[it], device)
+        number = choose.uniform("residual", again, position[it], device)
         _write(tokens, again, at[again], inverse_cdf(rest, number))
         exact = (live & ~rejected & (at < total)).nonzero()[:, 0]  # all drafts and the first proposal
         chosen = choose(logits[where[exact, at[exact]].to(device)], exact, sigma[exact, at[exact]])
@@ -134,22 +138,22 @@ def _forward(
     net: Network,
     cache: KVCache,
     tokens: Tensor,
-    sigma: Tensor,
+    queries: Queries,
     clean: Tensor,
     masks: Tensor,
     end: Tensor,
-    mask_id: int,
 ) -> tuple[Tensor, Tensor]:
     """One pass: the logits of the real masks [R, V], and by place which of them is a row's, int [B, L + 1]."""
+    sigma = queries.sigma
     pad, device = sigma.shape[1] - 1, tokens.device
+    asked = queries.ask(tokens, masks, torch.minimum(masks, end[:, None]))  # drafts count as known
     real = masks < pad
     even = bool((clean == clean[:1]).all() and (masks == masks[:1]).all())
     rows = slice(0, 1) if even else slice(None)
-    seen = labels(clean[rows], masks[rows], end[rows], pad)
+    seen = hide_copies(labels(clean[rows], masks[rows], end[rows], pad), one_row(asked.copies), clean.shape[1])
     seen = Visibility(seen.rank.to(device), seen.horizon.to(device), seen.clique.to(device))
-    fed = tokens.gather(1, clean.to(device))
-    fed = torch.cat([fed, fed.new_full(masks.shape, mask_id)], 1)
-    position = sigma.gather(1, torch.cat([clean, masks], 1))
+    fed = torch.cat([tokens.gather(1, clean.to(device)), asked.tokens], 1)
+    position = torch.cat([sigma.gather(1, clean), asked.position], 1)
     index = None if bool(real.all()) else real.flatten().nonzero()[:, 0].to(device)
     out = Rows(slice(clean.shape[1], fed.shape[1]), index)
     logits = net(fed, position.to(device), seen, cache=cache, out=out)
@@ -165,11 +169,6 @@ def _run(begin: Tensor, count: Tensor, pad: int) -> Tensor:
 
 def _write(tokens: Tensor, row: Tensor, place: Tensor, value: Tensor) -> None:
     tokens[row.to(tokens.device), place.to(tokens.device)] = value
-
-
-def _uniform(choose: Chooser, name: str, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
-    """The uniform draw of a position for one purpose, float64 [R]."""
-    return to_device(uniform(fold(choose.rng.key, name), row + choose.rng.first, position), device)
 
 
 def _commit(cache: KVCache, count: Tensor, lengths: Tensor) -> None:

@@ -30,6 +30,7 @@ from ..net.config import with_defaults
 from ..runtime import files as disk
 from ..runtime.distributed import ALONE, Ranks, Shared
 from ..runtime.dotted import differing
+from ..systems import completed
 from . import sharded
 
 FORMAT = 1
@@ -261,7 +262,8 @@ def check_identity(folder: Path, state: Mapping[str, Any], identity: Mapping[str
     if "net" in stored:
         stored["net"] = with_defaults(stored["net"])
     wrong = [
-        f"{key} is {theirs!r} there and {mine!r} here" for key, (theirs, mine) in differing(stored, identity).items()
+        f"{key} is {theirs!r} there and {mine!r} here"
+        for key, (theirs, mine) in differing(completed(stored, identity), identity).items()
     ]
     if wrong:
         raise ValueError(f"{folder} belongs to another run: {'; '.join(wrong)}. Nothing was changed")

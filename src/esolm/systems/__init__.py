@@ -75,6 +75,10 @@ class System(Protocol):
         """For each term, the number of tokens that it is normalised by; scored, bool [B, L], as in `Batch.scored`."""
         ...
 
+    def at_step(self: S, step: int) -> S:
+        """The system as it trains in this step, 0, 1, …; a curriculum makes it differ from step to step."""
+        return self
+
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         """The complete denoising schedule of a request; raises ValueError for what this system cannot do."""
         ...
@@ -139,6 +143,19 @@ def with_ids(system: S, ids: Any) -> S:
     """The system with those of `FROM_DATA` that it has, taken from a tokenizer or a manifest."""
     fields = {f.name for f in dataclasses.fields(system)} & set(FROM_DATA)  # type: ignore[arg-type]
     return dataclasses.replace(system, **{name: getattr(ids, name) for name in fields})  # type: ignore[type-var]
+
+
+def completed(stored: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored tree whose key `system` holds options, with the options that its system has got since then.
+
+    They have their defaults, and ids the values of the current tree: those depend on the data alone.
+    """
+    old, new = stored.get("system", {}), current.get("system", {})
+    if not old or old.get("name") != new.get("name"):
+        return dict(stored)
+    fields = {f.name: f.default for f in dataclasses.fields(find(new["name"]))}
+    added = {name: new.get(name) if name in FROM_DATA else fields[name] for name in fields.keys() - old.keys()}
+    return {**stored, "system": {**old, **{name: added[name] for name in added.keys() & new.keys()}}}
 
 
 def names() -> list[str]:

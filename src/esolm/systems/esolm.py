@@ -1,7 +1,7 @@
 """Esoteric Language Models: diffusion for a share alpha_0 of the tokens, then left to right (paper, section 3).
 
 Variant B is the method: causal attention in the denoising order. In variant A, the ablation, clean tokens see each
-other.
+other. Queries are mask tokens, or shifted as in a left-to-right model; core/query.py says what stands where.
 
 Shapes: B batch, L length.
 """
@@ -17,24 +17,35 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..core import order
 from ..core.batch import Batch
 from ..core.float64 import to_device
 from ..core.noise import LinearSchedule, mask_by_count, mask_by_rate
 from ..core.order import Schedule
+from ..core.query import Queries, prepend, prepend_to_schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
-from ..core.visibility import causal, hide_masks, prefix
-from ..net.conditionals import order_call, order_nats, place_nats, unsorted
+from ..core.visibility import causal, hide_copies, hide_masks, prefix
+from ..net.conditionals import order_call, order_nats, place_nats, shifted_logits, unsorted
 from ..net.denoiser import Rows
 from ..net.head import Score
 from ..net.packed import Call, together
 from ..net.protocol import Forward, Network
-from ..sampling.loops import Chooser, any_order_plan, ordered, prefix_ordered
+from ..sampling.loops import Chooser, any_order_plan, ordered, prefix_ordered, without_start
 from ..sampling.request import Request, Step
 from ..sampling.speculative import speculative
 from . import AnyOrder
+
+CHOICES = {
+    "variant": ("B", "A"),
+    "loss": ("two_term", "any_order"),
+    "weights": ("auto", "elbo", "unit"),
+    "query": ("mask", "shift"),
+    "first": ("mask", "bos"),
+}
+"""Options with a few values."""
 
 
 class Examples(NamedTuple):
@@ -86,7 +97,16 @@ class EsoLM(AnyOrder):
     """Weights of the diffusion term in training: the NELBO's, or 1; auto is unit at alpha_0 = 1 and elbo elsewhere."""
     t_min: float = 1e-3
     """Least time in training with the NELBO's weights at alpha_0 = 1, where they are unbounded."""
+    query: Literal["mask", "shift"] = "mask"
+    """What predicts a position: a mask token there, or the token before it, as in a left-to-right model."""
+    first: Literal["mask", "bos"] = "mask"
+    """The token before the first one, with query shift."""
+    mixture: tuple[float, ...] | None = None
+    """Values of alpha_0 that the examples of a training batch take in turn, with loss any_order; null is alpha_0."""
+    curriculum: int = 0
+    """Training steps over which the alpha_0 of the orders rises from 0 to its values, with loss any_order."""
     mask_id: int = -1
+    bos_id: int | None = None
 
     samplers: ClassVar = {
         "ancestral": ("alpha_0", "num_steps"),
@@ -104,12 +124,39 @@ class EsoLM(AnyOrder):
             raise ValueError(f"kappa is {self.kappa}; it must be strictly between 0 and 1")
         if not 0 <= self.t_min < 1:
             raise ValueError(f"t_min is {self.t_min}; it must be at least 0 and below 1")
-        choices = {"variant": ("B", "A"), "loss": ("two_term", "any_order"), "weights": ("auto", "elbo", "unit")}
-        for name, allowed in choices.items():
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
         if self.loss == "any_order" and self.variant == "A":
             raise ValueError("loss any_order needs variant B: variant A has no order among its clean tokens")
+        if self.query == "mask" and self.first != "mask":
+            raise ValueError(f"first is {self.first!r}, but query mask has no token before the text: use query shift")
+        if self.curriculum < 0 or (self.curriculum and self.loss != "any_order"):
+            raise ValueError(f"curriculum is {self.curriculum}; it must be at least 0, and 0 unless loss is any_order")
+        if self.mixture is not None:
+            object.__setattr__(self, "mixture", tuple(self.mixture))  # JSON has lists
+            if self.loss != "any_order":
+                raise ValueError("mixture needs loss any_order: the weights of two_term belong to one alpha_0")
+            if not self.mixture or not all(0 <= alpha_0 <= 1 for alpha_0 in self.mixture):
+                raise ValueError(f"mixture is {self.mixture}; it must hold numbers between 0 and 1, or be null")
+
+    @property
+    def shift(self) -> bool:
+        """Whether queries are shifted."""
+        return self.query == "shift"
+
+    @property
+    def start_id(self) -> int:
+        """The id of the token before the text, with query shift."""
+        if self.first == "mask":
+            return self.mask_id
+        if self.bos_id is None:
+            raise ValueError("first is 'bos', and the tokenizer has no beginning-of-sequence token: use first 'mask'")
+        return self.bos_id
+
+    def prepared(self, batch: Batch, sigma: Tensor) -> tuple[Batch, Tensor]:
+        """Texts and orders as the network sees them: with query shift, after a start token."""
+        return prepend(batch, sigma, self.start_id) if self.shift else (batch, sigma)
 
     @property
     def share(self) -> float:
@@ -144,7 +191,7 @@ class EsoLM(AnyOrder):
         index = rng.examples(len(batch.x))
         examples = Examples(batch, index)
         if self.loss == "any_order":
-            return [self.any_order_term(net, examples, rng)]
+            return [self.any_order_term(net, examples, rng, self.dealt(index) if train else self.alpha_0)]
         first = second = examples
         strata = index, rng.total
         if train:
@@ -161,23 +208,29 @@ class EsoLM(AnyOrder):
         return [Term(term.name, term.place(nats), term.scored) for term, nats in zip(pending, answers, strict=True)]
 
     def diffusion(self, examples: Examples, rng: Randomness, strata: tuple[Tensor, int], train: bool) -> PendingTerm:
-        """The MDM loss: clean tokens in random order, then masks in random order, causal."""
+        """The MDM loss: clean tokens in random order, then queries for the masked ones in random order, causal."""
         x, valid, given = examples.batch
-        length = x.shape[1]
         scored = examples.batch.scored
         t = to_device(rng.at("time").times(*strata), x.device)
         masked, weight = self.corrupt(scored, t, examples.uniform(rng, "mask"), train)
         sigma = order.sort(order.groups(masked, valid, given), examples.order_key(rng))
-        rows = masked.gather(1, sigma)
-        x_sorted = x.gather(1, sigma)
+        (x, _, _), sigma = self.prepared(examples.batch, sigma)
+        length = x.shape[1]
+        rows = self.widened(masked).gather(1, sigma)
+        clean = x.gather(1, sigma)
+        place = torch.arange(length, device=x.device)
+        num_clean = examples.num_clean(masked) + self.shift
+        asked = Queries.of(sigma, self.mask_id, self.shift).ask(clean, place.expand_as(x), num_clean[:, None])
         visibility = causal(length, x.device)
         if self.variant == "A":
-            visibility = prefix(visibility.rank, examples.num_clean(masked))
+            visibility = prefix(visibility.rank, num_clean)
+        copies = None if asked.copies is None else asked.copies & rows
         out = Rows(slice(0, length), rows.flatten().nonzero()[:, 0])
-        score = Score(x_sorted[rows], self.mask_id, weight.expand_as(x)[rows])
-        call = Call(torch.where(rows, self.mask_id, x_sorted), sigma, visibility, out, score)
-        place = functools.partial(place_nats, rows=rows, position=sigma, length=length)
-        return PendingTerm("diffusion", call, place, scored)
+        score = Score(clean[rows], self.mask_id, weight.expand_as(x)[rows])
+        tokens, position = torch.where(rows, asked.tokens, clean), torch.where(rows, asked.position, sigma)
+        call = Call(tokens, position, hide_copies(visibility, copies), out, score)
+        place_all = functools.partial(place_nats, rows=rows, position=sigma, length=length)
+        return PendingTerm("diffusion", call, lambda nats: self.narrowed(place_all(nats)), scored)
 
     def corrupt(self, scored: Tensor, t: Tensor, u: Tensor, train: bool) -> tuple[Tensor, Tensor]:
         """Which tokens are masked, bool [B, L], and the weight of their nats, [B, 1]."""
@@ -193,19 +246,51 @@ class EsoLM(AnyOrder):
 
     def sequential(self, examples: Examples, rng: Randomness) -> PendingTerm:
         """The AR loss: z_0 keeps each token with probability alpha_0; its masks are filled in from left to right."""
-        x, valid, given = examples.batch
+        _, valid, given = examples.batch
         scored = examples.batch.scored
         masked = mask_by_rate(scored, self.alpha_0, examples.uniform(rng, "mask"))
         sigma = order.sort(order.groups(masked, valid, given), examples.order_key(rng), ascending=True)
-        num_clean = examples.num_clean(masked) if self.variant == "A" else None
-        return PendingTerm("sequential", *order_call(x, sigma, masked, self.mask_id, valid, num_clean), scored)
+        num_clean = examples.num_clean(masked) + self.shift if self.variant == "A" else None
+        (x, valid, _), sigma = self.prepared(examples.batch, sigma)
+        call, place = order_call(x, sigma, self.widened(masked), self.mask_id, valid, num_clean, self.shift)
+        return PendingTerm("sequential", call, lambda nats: self.narrowed(place(nats)), scored)
 
-    def any_order_term(self, net: Forward, examples: Examples, rng: Randomness) -> Term:
-        """The bound with one order per example, every token scored in one two-stream pass."""
+    def any_order_term(self, net: Forward, examples: Examples, rng: Randomness, alpha_0: float | Tensor) -> Term:
+        """The bound with one order per example, every token scored in one two-stream pass.
+
+        alpha_0: that of the orders, or one for each example, [B].
+        """
         x, valid, given = examples.batch
-        scored = examples.batch.scored
-        sigma = order.draw(self.alpha_0, examples.order_key(rng), examples.uniform(rng, "mask"), valid, given)
-        return Term("any_order", order_nats(net, x, sigma, scored, self.mask_id, valid), scored)
+        alpha_0 = alpha_0.to(x.device)[:, None] if isinstance(alpha_0, Tensor) else alpha_0
+        sigma = order.draw(alpha_0, examples.order_key(rng), examples.uniform(rng, "mask"), valid, given)
+        return Term("any_order", self._nats(net, examples.batch, sigma), examples.batch.scored)
+
+    def dealt(self, examples: Tensor) -> float | Tensor:
+        """alpha_0 in training; with a mixture, that of each global example, [B]: its values in turn."""
+        if self.mixture is None:
+            return self.alpha_0
+        return torch.tensor(self.mixture, dtype=torch.float64)[examples % len(self.mixture)]
+
+    def at_step(self, step: int) -> EsoLM:
+        """No alpha_0 above the share of the curriculum that is done."""
+        if step >= self.curriculum:
+            return self
+        most = step / self.curriculum
+        values = self.mixture or (self.alpha_0,)
+        return dataclasses.replace(self, mixture=tuple(min(alpha_0, most) for alpha_0 in values))
+
+    def widened(self, mask: Tensor) -> Tensor:
+        """A mask of texts, bool [B, L], with a column for the start token, where it is False."""
+        return F.pad(mask, (1, 0)) if self.shift else mask
+
+    def narrowed(self, t: Tensor) -> Tensor:
+        """Values of the positions of a text, without that of the start token."""
+        return t[:, 1:] if self.shift else t
+
+    def _nats(self, net: Forward, batch: Batch, sigma: Tensor) -> Tensor:
+        scored = self.widened(batch.scored)
+        (x, valid, _), sigma = self.prepared(batch, sigma)
+        return self.narrowed(order_nats(net, x, sigma, scored, self.mask_id, valid, shift=self.shift))
 
     def _check_share(self, total: int) -> None:
         if 0 < self.share < 1:
@@ -222,20 +307,35 @@ class EsoLM(AnyOrder):
 
     def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """B: one cache through both phases. A: a cache in the sequential phase only."""
-        choose = Chooser.of(request, rng, self.mask_id)
+        choose, x = Chooser.of(request, rng, self.mask_id), request.x
+        if self.shift:
+            choose, x = dataclasses.replace(choose, prepended=1), F.pad(x, (1, 0), value=self.start_id)
+            schedule = prepend_to_schedule(schedule)
         if request.options.sampler == "speculative":
-            return speculative(net, request.x, schedule, choose, request.options.window)
-        loop = ordered if self.variant == "B" else prefix_ordered
-        return loop(net, request.x, schedule, choose, self.loss == "any_order")
+            steps = speculative(net, x, schedule, choose, request.options.window, self.shift)
+        else:
+            loop = ordered if self.variant == "B" else prefix_ordered
+            steps = loop(net, x, schedule, choose, self.loss == "any_order", shift=self.shift)
+        return map(without_start, steps) if self.shift else steps
 
     def logits(self, net: Forward, batch: Batch, sigma: Tensor | None = None) -> Tensor:
-        """By default the known tokens come first in sigma and then the masks, both ascending."""
+        """By default the known tokens come first in sigma and then the masks, both ascending.
+
+        With query shift, a known token has the logits that it had before it was known, as in a left-to-right model.
+        """
         x, valid, _ = batch
         masked = x == self.mask_id
         if sigma is None:
             position = torch.arange(x.shape[1], device=x.device)[None]
             sigma = order.sort(order.groups(masked, valid, None), position / x.shape[1])
         unknown = (masked if valid is None else masked | ~valid).gather(1, sigma)
+        if self.shift:
+            sigma = sigma.gather(1, unknown.long().argsort(stable=True))  # what is known comes first
+            num_clean = (~unknown).sum(1) + 1
+            (x, _, _), full_sigma = self.prepared(batch, sigma)
+            hidden = self.loss == "any_order"
+            found = shifted_logits(net, x, full_sigma, num_clean, self.mask_id, self.variant == "A", hidden)
+            return unsorted(found, sigma)
         visibility, num_clean = causal(x.shape[1], x.device), (~unknown).sum(1)
         if self.variant == "A":
             visibility = prefix(visibility.rank, num_clean)
@@ -258,4 +358,4 @@ class EsoLM(AnyOrder):
         """All conditionals of the order in one pass."""
         if self.variant == "A":
             raise ValueError("variant A has no likelihood of one order: its clean tokens see each other. Use the NELBO")
-        return order_nats(net, batch.x, sigma, batch.scored, self.mask_id, batch.valid)
+        return self._nats(net, batch, sigma)

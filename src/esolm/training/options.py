@@ -122,6 +122,8 @@ class Validation:
     """Batches of the validation split to score; null scores all of it."""
     batch_size: int = 32
     """Examples in one validation batch."""
+    alpha_0: tuple[float, ...] = ()
+    """Also report the loss at these values of alpha_0."""
 
     def __post_init__(self) -> None:
         _require("validation.every", self.every, 0)

@@ -48,10 +48,12 @@ def create(run: Path, config: Mapping[str, Any], copies: Iterable[Path]) -> None
 
 def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
     """The options that have changed, one sentence each; raises ValueError if the run cannot resume with them."""
+    from ..systems import completed
+
     notes, wrong, stored = [], [], read_config(run)
     if "net" in stored:
         stored["net"] = with_defaults(stored["net"])
-    for key, (old, new) in differing(stored, config).items():
+    for key, (old, new) in differing(completed(stored, config), config).items():
         if key == "steps" and new > old and config["optim"]["schedule"] != "cosine":
             notes.append(f"steps raised from {old} to {new}")
         elif key in FREE or key.startswith("corpus."):

@@ -114,6 +114,7 @@ class Session:
         kept = self.compute if ranks.world == 1 else replace(self.compute, device=ranks.device.type)
         self.config = config = ranks.everywhere(lambda: resolve(config, manifest, start, kept))
         self.system = config.make_system(manifest)
+        self.at_other_alpha_0 = [(a, self.system.with_alpha_0(a)) for a in config.validation.alpha_0]
         self.batches, self.held_out = ranks.everywhere(lambda: loaders(config, manifest, ranks))
         self.loggers = ranks.everywhere(lambda: report.loggers(config.log if ranks.rank == 0 else ()))
         self.notes = ranks.once(lambda: enter(config, manifest))
@@ -197,7 +198,14 @@ class Session:
         start, config, learner = time.perf_counter(), self.config, self.learner
         learner.net.train()
         nats, tokens = accumulate(
-            net, self.system, self.batches, learner.step, config.seed, config.batch, self.compute, self.ranks
+            net,
+            self.system.at_step(learner.step),
+            self.batches,
+            learner.step,
+            config.seed,
+            config.batch,
+            self.compute,
+            self.ranks,
         )
         norm = learner.gradient_norm().item()
         check_finite({**nats, "gradient norm": norm}, learner.step + 1, self.folder)
@@ -219,12 +227,19 @@ class Session:
         """The bound of the averaged weights on the validation split."""
         start, learner = time.perf_counter(), self.learner
         learner.net.eval()
+        limit = self.config.validation.batches
         with learner.ema.applied(learner.net):
-            terms = validate(net, self.system, self.held_out, self.config.validation.batches, self.compute, self.ranks)
+            terms = validate(net, self.system, self.held_out, limit, self.compute, self.ranks)
+            others = {
+                f"{alpha_0:g}": sum(validate(net, system, self.held_out, limit, self.compute, self.ranks).values())
+                for alpha_0, system in self.at_other_alpha_0
+            }
         parallel.forget(learner.net)
         check_finite({f"validation {name}": value for name, value in terms.items()}, learner.step, self.folder)
         self.bound = loss = sum(terms.values())
         self.validation = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "terms": terms}
+        if others:
+            self.validation["alpha_0"] = others
         seconds = {"seconds": time.perf_counter() - start}
         return {"step": learner.step, "validation": self.validation, "time": seconds}
 
