@@ -40,6 +40,8 @@ def time_integral(masks: int, length: int, low: float, high: float = 1.0) -> flo
 @functools.cache
 def masked_nats(masked: tuple[bool, ...], kind: str) -> float:
     """Nats of the masks of z_t, summed; averaged over the orders that the pattern depends on."""
+    if kind.endswith("shift"):
+        return shifted_nats(masked, kind.removesuffix("-shift"))
     z = [MASK if m else t for m, t in zip(masked, X)]
     patterns = {
         "mdlm": lambda: [paper.bidirectional(L)],
@@ -49,6 +51,17 @@ def masked_nats(masked: tuple[bool, ...], kind: str) -> float:
     }[kind]()
     found = [paper.logits(NET, z, range(L), seen) for seen in patterns]
     return sum(paper.nats(out[i], X[i], MASK) for out in found for i in paper.positions(masked, True)) / len(found)
+
+
+def shifted_nats(masked: tuple[bool, ...], kind: str) -> float:
+    """The same by shifted queries."""
+    clean, total = masked.count(False), 0.0
+    orders = paper.orders(masked, ascending=kind == "hidden")
+    for sigma in orders:
+        known, asked = sigma[:clean], sigma[clean:]
+        out = paper.shifted_logits(NET, X, known, asked, MASK, MASK, kind != "hidden", clean if kind == "A" else 0)
+        total += sum(paper.nats(row, X[i], MASK) for i, row in zip(asked, out))
+    return total / len(orders)
 
 
 def hidden(sigma: list[int], masked: tuple[bool, ...]) -> Tensor:
@@ -66,11 +79,14 @@ def mdm(kind: str, alpha_0: float = 1.0) -> float:
 
 
 @functools.cache
-def one_query(sigma: tuple[int, ...], step: int, num_clean: int) -> float:
+def one_query(sigma: tuple[int, ...], step: int, num_clean: int, shift: bool = False) -> float:
+    if shift:
+        out = paper.shifted_logits(NET, X, sigma[:step], sigma[step : step + 1], MASK, MASK, together=num_clean)
+        return paper.nats(out[0], X[sigma[step]], MASK)
     return paper.query_nats(NET, X, sigma, step, MASK, num_clean)
 
 
-def by_order(alpha_0: float, variant: str = "B", sequential_only: bool = False) -> float:
+def by_order(alpha_0: float, variant: str = "B", sequential_only: bool = False, shift: bool = False) -> float:
     """E_sigma of the nats of every token, or of the masks of z_0 only (the AR loss): sigma from P_L^alpha_0."""
     total = 0.0
     for masked in paper.all_masks(L):
@@ -80,7 +96,8 @@ def by_order(alpha_0: float, variant: str = "B", sequential_only: bool = False) 
         first, together = (clean, clean) if sequential_only else (0, 0)
         together = together if variant == "A" else 0
         for sigma in orders:
-            total += chance / len(orders) * sum(one_query(tuple(sigma), s, together) for s in range(first, L))
+            nats = sum(one_query(tuple(sigma), s, together, shift) for s in range(first, L))
+            total += chance / len(orders) * nats
     return total
 
 
@@ -129,24 +146,32 @@ def test_bd3lm(size: int) -> None:
     agrees(draw("bd3lm", block_size=size)["diffusion"], bd3lm(size))
 
 
+query = pytest.mark.parametrize("query", ["mask", "shift"])
+
+
+@query
 @pytest.mark.parametrize("variant", ["B", "A"])
 @pytest.mark.parametrize("alpha_0", [1.0, 0.5, 0.125])
-def test_diffusion_term(variant: str, alpha_0: float) -> None:
-    found = draw("esolm", alpha_0=alpha_0, variant=variant)
+def test_diffusion_term(variant: str, alpha_0: float, query: str) -> None:
+    found = draw("esolm", alpha_0=alpha_0, variant=variant, query=query)
     assert set(found) == ({"diffusion"} if alpha_0 == 1 else {"diffusion", "sequential"})
-    agrees(found["diffusion"], mdm(variant, alpha_0), power=0.05)
+    agrees(found["diffusion"], mdm(variant if query == "mask" else f"{variant}-shift", alpha_0), power=0.05)
 
 
+@query
 @pytest.mark.parametrize("variant", ["B", "A"])
 @pytest.mark.parametrize("alpha_0", [0.0, 0.5, 0.875])
-def test_sequential_term(variant: str, alpha_0: float) -> None:
-    found = draw("esolm", alpha_0=alpha_0, variant=variant)
-    agrees(found["sequential"], by_order(alpha_0, variant, sequential_only=True), power=0.05)
+def test_sequential_term(variant: str, alpha_0: float, query: str) -> None:
+    found = draw("esolm", alpha_0=alpha_0, variant=variant, query=query)
+    exact = by_order(alpha_0, variant, sequential_only=True, shift=query == "shift")
+    agrees(found["sequential"], exact, power=0.05)
 
 
+@query
 @pytest.mark.parametrize("alpha_0", [0.0, 0.5, 1.0])
-def test_any_order_loss(alpha_0: float) -> None:
-    agrees(draw("esolm", alpha_0=alpha_0, loss="any_order")["any_order"], by_order(alpha_0))
+def test_any_order_loss(alpha_0: float, query: str) -> None:
+    exact = by_order(alpha_0, shift=query == "shift")
+    agrees(draw("esolm", alpha_0=alpha_0, loss="any_order", query=query)["any_order"], exact)
 
 
 def test_the_bounds_are_not_all_the_same() -> None:
@@ -167,13 +192,15 @@ def test_the_ends_by_enumeration() -> None:
         assert by_order(1.0, variant, sequential_only=True) == 0
 
 
+@query
 @pytest.mark.parametrize("alpha_0", [1.0, 0.5, 0.125, 0.0])
-def test_any_order_equals_diffusion_if_masks_are_hidden_from_each_other(alpha_0: float) -> None:
+def test_any_order_equals_diffusion_if_masks_are_hidden_from_each_other(alpha_0: float, query: str) -> None:
     """L_AO = L_MDM, and with the AR loss for alpha_0 < 1; for (B), whose masks see earlier masks, they differ."""
-    sequential = by_order(alpha_0, sequential_only=True)
-    assert mdm("hidden", alpha_0) + sequential == pytest.approx(by_order(alpha_0), abs=1e-10)
+    shift, end = query == "shift", "-shift" if query == "shift" else ""
+    sequential, every = by_order(alpha_0, sequential_only=True, shift=shift), by_order(alpha_0, shift=shift)
+    assert mdm(f"hidden{end}", alpha_0) + sequential == pytest.approx(every, abs=1e-10)
     if alpha_0 > 0:
-        assert abs(mdm("B", alpha_0) + sequential - by_order(alpha_0)) > 1e-3
+        assert abs(mdm(f"B{end}", alpha_0) + sequential - every) > 1e-3
 
 
 def test_one_pass_per_order_gives_the_any_order_bound() -> None:

@@ -24,6 +24,9 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 X = toy.text(B, L, V)
 RNG = Randomness(31, 0, B)
 EVERY = list(range(B))
+BOS = 2
+QUERIES: dict[str, dict[str, Any]] = {"mask": {}, "shift": {"query": "shift", "first": "bos", "bos_id": BOS}}
+query = pytest.mark.parametrize("query", QUERIES)
 
 
 @pytest.fixture(scope="module", params=["paper", "llama"])
@@ -44,16 +47,36 @@ def drawn(phase: Randomness, examples: list[int], rank: dict[int, int], total: i
     return found
 
 
-def diffusion(net: Denoiser, x: list[int], masked: list[bool], u: Tensor, variant: str) -> Tensor:
+def diffusion(net: Denoiser, x: list[int], masked: list[bool], u: Tensor, variant: str, query: str) -> Tensor:
     """Nats of the masks of z_t, unweighted, under the pattern of (B) or of (A) in natural order."""
+    if query == "shift":
+        clean, masks = (by_chance(u, paper.positions(masked, kind)) for kind in (False, True))
+        together = len(clean) if variant == "A" else 0
+        return at(masks, x, paper.shifted_logits(net, x, clean, masks, MASK, BOS, True, together))
     sigma = by_chance(u, paper.positions(masked, False)) + by_chance(u, paper.positions(masked, True))
     seen = paper.diffusion_b(sigma) if variant == "B" else paper.diffusion_a(sigma, masked)
     out = paper.logits(net, [MASK if m else t for m, t in zip(masked, x)], range(L), seen)
     return double([paper.nats(out[i], x[i], MASK) if m else 0.0 for i, m in enumerate(masked)])
 
 
-def sequential(net: Denoiser, x: list[int], masked: list[bool], u: Tensor, variant: str) -> Tensor:
-    """Nats of the masks of z_0 by the 2L x 2L pattern in natural order."""
+def at(positions: list[int], x: list[int], out: Tensor) -> Tensor:
+    """Nats of some positions from their logits, zero elsewhere."""
+    found = torch.zeros(L, dtype=torch.float64)
+    for i, row in zip(positions, out):
+        found[i] = paper.nats(row, x[i], MASK)
+    return found
+
+
+def sequential(net: Denoiser, x: list[int], masked: list[bool], u: Tensor, variant: str, query: str) -> Tensor:
+    """Nats of the masks of z_0 by the 2L x 2L pattern in natural order; of shifted queries, by a pass for each."""
+    if query == "shift":
+        clean, masks = by_chance(u, paper.positions(masked, False)), paper.positions(masked, True)
+        together = len(clean) if variant == "A" else 0
+        passes = [
+            paper.shifted_logits(net, x, clean + masks[:k], [i], MASK, BOS, together=together)
+            for k, i in enumerate(masks)
+        ]
+        return at(masks, x, torch.cat(passes)) if masks else torch.zeros(L, dtype=torch.float64)
     sigma = by_chance(u, paper.positions(masked, False)) + paper.positions(masked, True)
     seen = paper.sequential_b(sigma, masked) if variant == "B" else paper.sequential_a(masked)
     for i in paper.positions(masked, False):
@@ -74,11 +97,13 @@ def double(numbers: list) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
+@query
 @pytest.mark.parametrize("variant", ["B", "A"])
 @pytest.mark.parametrize("alpha_0", [1.0, 0.5])
-def test_esolm_bound(net: Denoiser, variant: str, alpha_0: float) -> None:
+def test_esolm_bound(net: Denoiser, variant: str, alpha_0: float, query: str) -> None:
     """Not training: both terms on every example, with the NELBO's weights."""
-    found = toy.values(toy.make("esolm", MASK, alpha_0=alpha_0, variant=variant), net, X, RNG, False)
+    made = toy.make("esolm", MASK, alpha_0=alpha_0, variant=variant, **QUERIES[query])
+    found = toy.values(made, net, X, RNG, False)
     draws = drawn(RNG.at("diffusion"), EVERY, dict(zip(EVERY, EVERY)), B, True)
     expected = []
     for b in EVERY:
@@ -88,22 +113,25 @@ def test_esolm_bound(net: Denoiser, variant: str, alpha_0: float) -> None:
         else:
             alpha_t = alpha_0 * (1 - t)
             masked, weight = [v >= alpha_t for v in u.tolist()], alpha_0 / (1 - alpha_t)
-        expected.append(weight * diffusion(net, X[b].tolist(), masked, draws["order"][b], variant))
+        expected.append(weight * diffusion(net, X[b].tolist(), masked, draws["order"][b], variant, query))
     torch.testing.assert_close(found["diffusion"], torch.stack(expected), **CLOSE)
     if alpha_0 < 1:
-        check_sequential(net, found["sequential"], EVERY, alpha_0, variant)
+        check_sequential(net, found["sequential"], EVERY, alpha_0, variant, query)
 
 
-def check_sequential(net: Denoiser, found: Tensor, examples: list[int], alpha_0: float, variant: str) -> None:
+def check_sequential(
+    net: Denoiser, found: Tensor, examples: list[int], alpha_0: float, variant: str, query: str
+) -> None:
     draws = drawn(RNG.at("sequential"), examples, {}, 0, False)
     expected = []
     for row, b in enumerate(examples):
         masked = [v >= alpha_0 for v in draws["mask"][row].tolist()]
-        expected.append(sequential(net, X[b].tolist(), masked, draws["order"][row], variant))
+        expected.append(sequential(net, X[b].tolist(), masked, draws["order"][row], variant, query))
     torch.testing.assert_close(found, torch.stack(expected), **CLOSE)
     assert found.any()
 
 
+@query
 @pytest.mark.parametrize("variant", ["B", "A"])
 @pytest.mark.parametrize(
     ("alpha_0", "kappa", "first", "weights"),
@@ -117,11 +145,12 @@ def check_sequential(net: Denoiser, found: Tensor, examples: list[int], alpha_0:
     ],
 )
 def test_esolm_in_training(
-    net: Denoiser, variant: str, alpha_0: float, kappa: float, first: list[int], weights: str
+    net: Denoiser, variant: str, alpha_0: float, kappa: float, first: list[int], weights: str, query: str
 ) -> None:
     """Example g takes the diffusion term iff floor((g+1) kappa) > floor(g kappa); all do at alpha_0 = 1, none at 0.
     The weights are the NELBO's, but 1 at alpha_0 = 1 unless asked for."""
-    made = toy.make("esolm", MASK, alpha_0=alpha_0, variant=variant, kappa=kappa, weights=weights, t_min=0.1)
+    options = {"variant": variant, "kappa": kappa, "weights": weights, "t_min": 0.1, **QUERIES[query]}
+    made = toy.make("esolm", MASK, alpha_0=alpha_0, **options)
     found = toy.values(made, net, X, RNG, True)
     second = [b for b in EVERY if b not in first]
     assert set(found) == ({"diffusion"} if first else set()) | ({"sequential"} if second else set())
@@ -135,25 +164,34 @@ def test_esolm_in_training(
             alpha_t = alpha_0 * (1 - t)
             unit = weights == "unit" or (alpha_0 == 1 and weights == "auto")
             masked = [v >= alpha_t for v in draws["mask"][row].tolist()]
-            nats = diffusion(net, X[b].tolist(), masked, draws["order"][row], variant)
+            nats = diffusion(net, X[b].tolist(), masked, draws["order"][row], variant, query)
             expected.append(nats * (1.0 if unit else alpha_0 / (1 - alpha_t)))
         torch.testing.assert_close(found["diffusion"], torch.stack(expected), **CLOSE)
     if second:
-        check_sequential(net, found["sequential"], second, alpha_0, variant)
+        check_sequential(net, found["sequential"], second, alpha_0, variant, query)
 
 
+@query
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("alpha_0", [0.0, 0.5, 1.0])
-def test_any_order(net: Denoiser, alpha_0: float, train: bool) -> None:
-    """sigma from P_L^alpha_0, then a separate pass for every token."""
-    found = toy.values(toy.make("esolm", MASK, alpha_0=alpha_0, loss="any_order"), net, X, RNG, train)
+@pytest.mark.parametrize("alpha_0", [0.0, 0.5, 1.0, (0.0, 0.25, 1.0, 1.0)])
+def test_any_order(net: Denoiser, alpha_0: Any, train: bool, query: str) -> None:
+    """sigma from P_L^alpha_0, then a separate pass for every token; in training perhaps a mixture of alpha_0."""
+    mixed = isinstance(alpha_0, tuple)
+    options = {"alpha_0": 0.5, "mixture": alpha_0} if mixed else {"alpha_0": alpha_0}
+    found = toy.values(toy.make("esolm", MASK, loss="any_order", **options, **QUERIES[query]), net, X, RNG, train)
     draws = drawn(RNG, EVERY, {}, 0, False)
     expected = torch.zeros(B, L, dtype=torch.float64)
     for b in EVERY:
-        masked = [v >= alpha_0 for v in draws["mask"][b].tolist()]
+        share = alpha_0[b % 4] if mixed and train else options["alpha_0"]
+        masked = [v >= share for v in draws["mask"][b].tolist()]
         sigma = by_chance(draws["order"][b], paper.positions(masked, False)) + paper.positions(masked, True)
-        for step, at in enumerate(sigma):
-            expected[b, at] = paper.query_nats(net, X[b].tolist(), sigma, step, MASK)
+        for step, i in enumerate(sigma):
+            x = X[b].tolist()
+            if query == "mask":
+                expected[b, i] = paper.query_nats(net, x, sigma, step, MASK)
+            else:
+                out = paper.shifted_logits(net, x, sigma[:step], [i], MASK, BOS)
+                expected[b, i] = paper.nats(out[0], x[i], MASK)
     torch.testing.assert_close(found["any_order"], expected, **CLOSE)
 
 

@@ -28,6 +28,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "esolm-1": ("esolm", {"alpha_0": 1.0}),
     "esolm-0.5": ("esolm", {"alpha_0": 0.5}),
     "esolm-0": ("esolm", {"alpha_0": 0.0}),
+    "esolm-shift": ("esolm", {"alpha_0": 0.5, "query": "shift", "first": "bos", "bos_id": 1}),
 }
 
 
@@ -57,7 +58,7 @@ def orders(context: list[int], alpha_0: float) -> dict[tuple[int, ...], float]:
     return found
 
 
-@pytest.mark.parametrize("name", ["mdlm", "esolm-1"])
+@pytest.mark.parametrize("name", ["mdlm", "esolm-1", "esolm-shift"])
 def test_conditional_is_joint_minus_context_under_each_order(name: str) -> None:
     """For each order that begins with the context: p(target | context) p(context) = p(x), where p(context) is the sum
     of p over all targets."""

@@ -27,7 +27,7 @@ from support import paper, toy
 V, L, MASK = 4, 4, 3
 ORDERS = list(itertools.permutations(range(L)))
 TEXTS = torch.tensor(list(itertools.product(range(V - 1), repeat=L)))
-SYSTEMS = {"esolm": {"alpha_0": 1.0}, "mdlm": {}}
+SYSTEMS = {"esolm": {"alpha_0": 1.0}, "mdlm": {}, "esolm-shift": {"alpha_0": 1.0, "query": "shift"}}
 ALPHAS = (1.0, 0.5, 0.125, 0.0)
 REPLICATIONS = 20_000
 
@@ -35,7 +35,7 @@ REPLICATIONS = 20_000
 @functools.cache
 def table(name: str = "esolm", seed: int = 0) -> Tensor:
     """log p(x | sigma) of every text under every order, [81, 24]."""
-    net, system = toy.network(V, L, seed=seed), toy.make(name, MASK, **SYSTEMS[name])
+    net, system = toy.network(V, L, seed=seed), toy.make(name.split("-")[0], MASK, **SYSTEMS[name])
     with torch.no_grad():
         columns = [system.order_nats(net, Batch(TEXTS), torch.tensor(s).expand_as(TEXTS)).sum(1) for s in ORDERS]
     return -torch.stack(columns, 1)
@@ -82,7 +82,9 @@ def test_every_order_is_a_distribution_and_so_is_their_mixture(name: str) -> Non
 
 
 @pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize(("name", "alpha_0"), [("esolm", 1.0), ("esolm", 0.5), ("esolm", 0.125), ("mdlm", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "alpha_0"), [("esolm", 1.0), ("esolm", 0.5), ("esolm", 0.125), ("mdlm", 1.0), ("esolm-shift", 0.5)]
+)
 def test_drawn_orders_and_their_weights(name: str, antithetic: bool, alpha_0: float) -> None:
     """Orders come from P_L^alpha_0 (at 5 standard errors of each chance), even and odd numbers alike; each weight is
     that of its order; the mean weight is p(x)."""
@@ -95,7 +97,7 @@ def test_drawn_orders_and_their_weights(name: str, antithetic: bool, alpha_0: fl
     for number in (0, 1):
         found = torch.bincount(place[:, number], minlength=24) / draws
         assert ((found - expected).abs() <= 5 * (expected * (1 - expected) / draws).sqrt()).all()
-    system = toy.make(name, MASK, **SYSTEMS[name] | ({"alpha_0": alpha_0} if name == "esolm" else {}))
+    system = toy.make(name.split("-")[0], MASK, **SYSTEMS[name] | ({"alpha_0": alpha_0} if name != "mdlm" else {}))
     some = 64 if name == "mdlm" else 512
     log_w = -under_orders(toy.network(V, L), system, Batch(x[:some]), rng, range(2), antithetic).sum(-1).T
     torch.testing.assert_close(log_w, table(name)[text][place[:some]], rtol=1e-10, atol=1e-10)

@@ -16,7 +16,7 @@ from esolm.core import order
 from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.core.terms import token_nats
-from esolm.core.visibility import Visibility, causal, full, hide, two_stream
+from esolm.core.visibility import HIDDEN, Visibility, causal, full, hide, two_stream
 from esolm.likelihood.orders import under_orders, weigh
 from esolm.net.denoiser import Denoiser, Rows
 from support import toy
@@ -30,6 +30,7 @@ SYSTEMS: list[tuple[str, dict[str, Any]]] = [
     ("esolm", {"alpha_0": 1.0}),
     ("esolm", {"alpha_0": 0.5}),
     ("esolm", {"alpha_0": 0.0}),
+    ("esolm", {"alpha_0": 0.75, "query": "shift", "first": "bos", "bos_id": 1}),
 ]
 
 
@@ -43,32 +44,49 @@ def net(request: pytest.FixtureRequest) -> Denoiser:
     return toy.network(V, L, adaln=request.param)
 
 
-def by_passes(net: Denoiser, x: Tensor, sigma: Tensor, scored: Tensor) -> Tensor:
-    """L passes over the clean tokens so far, sorted, and one mask; differentiable."""
+def by_passes(net: Denoiser, x: Tensor, sigma: Tensor, scored: Tensor, query: str) -> Tensor:
+    """L passes over the clean tokens so far, sorted, and one query; differentiable."""
     columns = []
     for step in range(L):
         place = sigma[:, : step + 1]
         tokens = x.gather(1, place).clone()
         tokens[:, -1] = MASK
-        logits = net(tokens, place, causal(step + 1), out=Rows(slice(step, step + 1)))
-        columns.append(token_nats(logits[:, 0].clone(), x.gather(1, place)[:, -1], MASK))
+        if query == "shift":
+            logits = torch.stack([shifted(net, x[b], sigma[b], step) for b in range(len(x))])
+        else:
+            logits = net(tokens, place, causal(step + 1), out=Rows(slice(step, step + 1)))[:, 0]
+        columns.append(token_nats(logits.clone(), x.gather(1, place)[:, -1], MASK))
     nats = torch.stack(columns, 1).gather(1, order.inverse(sigma))
     return torch.where(scored, nats, 0.0)
+
+
+def shifted(net: Denoiser, x: Tensor, sigma: Tensor, step: int) -> Tensor:
+    """Logits of one position by a shifted query, [V]: where its token is known, by the clean tokens and that token in
+    place of a query, and otherwise by the clean tokens and a mask."""
+    place, at = sigma[:step].tolist(), int(sigma[step])
+    tokens, known = torch.tensor([MASK, *x[place].tolist()]), at == 0 or at - 1 in place
+    query = torch.tensor([MASK if at == 0 or not known else int(x[at - 1])])
+    seen = torch.cat([causal(step + 1).rank, torch.tensor([[step + 1]])], 1)
+    rank = torch.where(torch.arange(step + 2) < step + 1, seen, HIDDEN if known else step + 1)
+    visibility = Visibility(rank, seen, torch.full_like(rank, -1))
+    position = torch.tensor([0, *(i + 1 for i in place), at])
+    return net(torch.cat([tokens, query])[None], position[None], visibility)[0, -1]
 
 
 def gradients(net: Denoiser, loss: Tensor) -> list[Tensor]:
     return [*torch.autograd.grad(loss, list(net.parameters()))]
 
 
+@pytest.mark.parametrize("query", ["mask", "shift"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("context", [0, 3])
-def test_one_pass_equals_l_passes_with_its_gradient(net: Denoiser, seed: int, context: int) -> None:
+def test_one_pass_equals_l_passes_with_its_gradient(net: Denoiser, seed: int, context: int, query: str) -> None:
     """A random weight for every token, as in policy gradients."""
     x, sigma = toy.text(B, L, V, seed), toy.permutations(B, L, seed)
     scored = order.inverse(sigma) >= context
     weight = torch.rand(B, L, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    system = toy.make("esolm", MASK, alpha_0=1.0)
-    one, many = system.order_nats(net, Batch(x, given=~scored), sigma), by_passes(net, x, sigma, scored)
+    system = toy.make("esolm", MASK, alpha_0=1.0, query=query)
+    one, many = system.order_nats(net, Batch(x, given=~scored), sigma), by_passes(net, x, sigma, scored, query)
     torch.testing.assert_close(one, many, **CLOSE)
     assert torch.equal(one > 0, scored)
     for a, b in zip(gradients(net, (one * weight).sum()), gradients(net, (many * weight).sum())):

@@ -30,7 +30,7 @@ from support.chance import ALARM, chance, given_the_plans, numbered, rows
 from support.naive import Naive, Plan, Tokens, every_plan, mixture, run
 
 N, L, V = 20000, 3, 4
-MASK = V - 1
+MASK, BOS = V - 1, 0
 NET = toy.network(V, L, seed=11, width=8, heads=1, mlp_ratio=1)  # one whose patterns differ
 RNG = Randomness(17, 0, N)
 SURE = 1e-12
@@ -39,11 +39,14 @@ SYSTEMS: dict[str, Any] = {
     "B": toy.make("esolm", MASK),
     "any": toy.make("esolm", MASK, loss="any_order"),
     "A": toy.make("esolm", MASK, variant="A"),
+    "B-shift": toy.make("esolm", MASK, query="shift", first="bos", bos_id=BOS),
+    "any-shift": toy.make("esolm", MASK, query="shift", first="bos", bos_id=BOS, loss="any_order"),
+    "A-shift": toy.make("esolm", MASK, query="shift", first="bos", bos_id=BOS, variant="A"),
     "mdlm": toy.make("mdlm", MASK),
     "ar": toy.make("ar", MASK),
     "bd3lm2": toy.make("bd3lm", MASK, block_size=2),
 }
-NAIVE = {kind: Naive(NET, kind, MASK) for kind in SYSTEMS}
+NAIVE = {kind: Naive(NET, kind, MASK, BOS) for kind in SYSTEMS}
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +139,7 @@ def test_variant_a_left_to_right_follows_the_likelihood() -> None:
     [
         ("B", 1.0, 1), ("B", 1.0, 2), ("B", 0.5, 2), ("any", 1.0, 1), ("any", 0.5, 2),
         ("A", 1.0, 2), ("A", 0.5, 2), ("mdlm", 1.0, 1), ("mdlm", 1.0, 2),
+        ("B-shift", 1.0, 1), ("B-shift", 0.5, 2), ("any-shift", 0.5, 2), ("A-shift", 0.5, 2),
     ],
 )  # fmt: skip
 def test_parallel_steps_follow_the_product_that_the_step_defines(
@@ -152,7 +156,9 @@ def test_parallel_steps_follow_the_product_that_the_step_defines(
 
 def test_patterns_are_told_apart() -> None:
     """The same tests reject one pattern's samples under another's probabilities."""
-    for kind, other in [("B", "any"), ("any", "B"), ("A", "B"), ("B", "A"), ("mdlm", "A")]:
+    pairs = [("B", "any"), ("any", "B"), ("A", "B"), ("B", "A"), ("mdlm", "A")]
+    pairs += [("B", "B-shift"), ("any-shift", "any"), ("B-shift", "any-shift")]
+    for kind, other in pairs:
         options = {} if kind == "mdlm" else {"alpha_0": 1.0}
         tokens, schedule = draws(kind, ask(num_steps=2, **options))
         assert given_the_plans(tokens, schedule, NAIVE[other], {}) < SURE

@@ -37,6 +37,7 @@ NETS = {"random": toy.network(V, L, seed=11, width=8, heads=1, mlp_ratio=1)}
 SYSTEMS: dict[str, Any] = {
     "two_term": toy.make("esolm", MASK),
     "any_order": toy.make("esolm", MASK, loss="any_order"),
+    "shift": toy.make("esolm", MASK, query="shift", first="bos", bos_id=1),
 }
 DRAWS = {
     "temperature": Draw(temperature=0.6),
@@ -99,6 +100,18 @@ def test_every_window(window: int | None) -> None:
     tokens, _ = draws(ask(window=window))
     assert chance(rows(tokens), NAIVE.joint(one_by_one(SIGMA), {})) > ALARM
     assert chance(rows(tokens), NAIVE.joint(one_by_one(SIGMA[::-1]), {})) < SURE  # another order is another law
+
+
+@pytest.mark.parametrize("window", [2, L, None])
+def test_shifted_queries(window: int | None) -> None:
+    naive = Naive(NETS["random"], "B-shift", MASK, 1)
+    tokens, _ = draws(ask(window=window), loss="shift")
+    assert chance(rows(tokens), naive.joint(one_by_one(SIGMA), {})) > ALARM
+    assert chance(rows(tokens), NAIVE.joint(one_by_one(SIGMA), {})) < SURE
+    known = {2: 0, 3: 2}
+    tokens, _ = draws(ask(known, window=window, given_order="ascending"), loss="shift")
+    plan = one_by_one(SIGMA, tuple(known))
+    assert chance(rows(tokens), naive.joint(plan, known)) > ALARM
 
 
 def test_the_any_order_loss_samples_alike() -> None:

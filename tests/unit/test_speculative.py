@@ -28,7 +28,9 @@ V = 7
 MASK = V - 1
 NETS = {name: toy.network(V, 12, **toy.SHAPES[name]) for name in ("paper", "llama")}
 NET = NETS["paper"]
+BOS = 1
 SYSTEM = toy.make("esolm", MASK, alpha_0=0.5)
+SHIFTED = toy.make("esolm", MASK, alpha_0=0.5, query="shift", first="bos", bos_id=BOS)
 CPU = torch.device("cpu")
 RAGGED = [[0] * 12, [1, 0] * 5, [0] * 3, [1] * 4, [0, 0, 0, 1, 1, 1, 1], [1] * 11 + [0]]
 WINDOWS = [1, 2, 3, 5, 12, 40, None]
@@ -41,14 +43,16 @@ def wish(rows: list[list[int]] = RAGGED, **options: Any) -> Request:
 class Twin:
     """One row, no cache, no batch: every conditional by a pass of its own over the tokens that it may see."""
 
-    def __init__(self, net: Any, request: Request, plan: Plan, row: int, rng: Randomness) -> None:
-        self.net = net
+    def __init__(self, net: Any, request: Request, plan: Plan, row: int, rng: Randomness, shift: bool) -> None:
+        self.net, self.shift = net, shift
         self.choose = Chooser(request.draw, rng.at("token"), MASK)
         self.row, self.window = torch.tensor([row]), request.options.window
         self.order = [i for step in plan.steps for i in step]
         self.given = [(i, int(request.x[row, i])) for i in plan.given]
 
     def logits(self, known: list[tuple[int, int]], at: int) -> Tensor:
+        if self.shift:
+            return paper.shifted_logits(self.net, dict(known), [i for i, _ in known], [at], MASK, BOS)
         tokens, position = [t for _, t in known] + [MASK], [i for i, _ in known] + [at]
         return paper.logits(self.net, tokens, position, paper.left_to_right(len(tokens)))[-1:]
 
@@ -94,15 +98,16 @@ def of_row(step: Step, row: int) -> tuple[list[tuple[int, int]], list[tuple[int,
     return decided, tried, int(drafts.accepted[row])
 
 
+@pytest.mark.parametrize("system", [SYSTEM, SHIFTED], ids=["mask", "shift"])
 @pytest.mark.parametrize("how", [Draw(), Draw(0.7, 0.9), Draw(top_k=3)], ids=["plain", "top_p", "top_k"])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("net", NETS)
-def test_cached_and_batched_equals_the_slow_twin(net: str, window: int | None, how: Draw) -> None:
+def test_cached_and_batched_equals_the_slow_twin(net: str, window: int | None, how: Draw, system: Any) -> None:
     """Decided, drafted and kept in every pass of every row; ragged rows with prompts and infills."""
     request, rng = wish(window=window, draw=how, alpha_0=0.5), Randomness(4)
-    tokens, schedule, steps = run(SYSTEM, NETS[net], request, rng)
+    tokens, schedule, steps = run(system, NETS[net], request, rng)
     for row in range(len(tokens)):
-        passes = Twin(NETS[net], request, plan_of(schedule, row), row, rng).passes()
+        passes = Twin(NETS[net], request, plan_of(schedule, row), row, rng, system.shift).passes()
         mine = [of_row(step, row) for step in steps]
         assert mine[: len(passes)] == passes
         assert all(decided == drafted == [] for decided, drafted, _ in mine[len(passes) :])

@@ -203,18 +203,10 @@ def test_padding_is_neither_seen_nor_scored(net: Denoiser, found: Any, train: bo
 @pytest.mark.parametrize(
     "label",
     [
-        "ar",
-        "mdlm",
-        "esolm-B-0.5",
-        "esolm-A-0.5",
-        "esolm-any-0.5",
-        "esolm-B-1",
-        "esolm-shift-0.5",
-        "esolm-shift-A-0.5",
-        "esolm-shift-any-0.5",
-        "esolm-shift-0",
+        "ar", "mdlm", "esolm-B-0.5", "esolm-A-0.5", "esolm-any-0.5", "esolm-B-1", "esolm-shift-0.5",
+        "esolm-shift-A-0.5", "esolm-shift-any-0.5", "esolm-shift-0",
     ],
-)
+)  # fmt: skip
 def test_padding_on_the_right_is_a_shorter_text(net: Denoiser, label: str, train: bool) -> None:
     _, name, options = next(v for v in toy.variants() if v[0] == label)
     found, x = toy.make(name, MASK, **options), toy.text(B, vocab_size=V)

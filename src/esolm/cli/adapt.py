@@ -1,0 +1,31 @@
+"""`esolm adapt`: adapt a left-to-right model to any order, as `esolm train adapt --init MODEL --run RUN` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import train
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command."""
+    if {"-h", "--help"} & set(argv):
+        print("usage: esolm adapt MODEL RUN --data FOLDER [--option VALUE ...]\n")
+        print("The same as esolm train adapt --init MODEL --run RUN, with these options:\n")
+        return train.run(["adapt", "--help"])
+    if len(argv) < 2 or any(word.startswith("-") for word in argv[:2]):
+        raise ValueError("give a model and a run folder first: esolm adapt MODEL RUN --data FOLDER")
+    model, folder, *options = argv
+    check_model(Path(model))
+    return train.run(["adapt", "--init", model, "--run", folder, *options])
+
+
+def check_model(path: Path) -> None:
+    """Raise ValueError, with the command to convert it, for a checkpoint that is not a model of esolm."""
+    from ..storage.folder import is_model, packaged
+    from ..training.runs import is_run
+
+    ours = is_model(path) or is_run(path) or (path / "state.json").is_file() or str(path) in packaged()
+    if path.exists() and not ours:
+        raise ValueError(f"{path} is not a model of esolm: convert it with `esolm convert {path} OUT`, and give OUT")

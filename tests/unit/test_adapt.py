@@ -1,0 +1,146 @@
+"""Adapting a left-to-right model: the first step changes nothing, the vocabulary may shrink, alpha_0 rises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esolm import cli
+from esolm.core.batch import Batch
+from esolm.core.randomness import Randomness
+from esolm.data import tokenizer
+from esolm.interop.vocabulary import cut, needed, parts
+from esolm.storage import folder
+from esolm.storage.models import read_model
+from esolm.systems import find
+from support import toy
+
+TEXTS = ["the cat sat on the mat", "a cat and a hat and a bat", "that mat is the cat's mat"]
+LLAMA: dict[str, Any] = {
+    "norm": "rms", "mlp": "swiglu", "mlp_bias": False, "head_bias": False, "tied": True, "adaln": False, "kv_heads": 1,
+}  # fmt: skip
+
+
+def bpe(texts: list[str], size: int) -> Any:
+    return tokenizer(f"bpe:{size}", texts)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A left-to-right network of Llama's shape with a tokenizer that knows more than TEXTS needs."""
+    words = bpe([*TEXTS * 20, "zebras zigzag quietly through zoos " * 20], 290)
+    net = toy.network(words.vocab_size, 16, torch.float32, **LLAMA)
+    system = find("ar")(mask_id=words.mask_id, bos_id=words.bos_id, first="bos")
+    path = tmp_path / "model"
+    path.mkdir()
+    folder.write(path, net, system, words, {})
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path, model: Path) -> Path:
+    for name, texts in (("train", TEXTS * 40), ("valid", [f"{text} too" for text in TEXTS * 4])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    path = tmp_path / "data"
+    words = [str(tmp_path / "train.jsonl"), str(path), "--tokenizer", str(model), "--length", "16"]
+    assert cli.main(["prepare", *words, "--valid", str(tmp_path / "valid.jsonl")]) == 0
+    return path
+
+
+def adapt(model: Path, run: Path, data: Path, *options: str) -> int:
+    small = ("--steps=4", "--batch.size=8", "--validation.every=2", "--system.curriculum=3", "--compute.threads=1")
+    return cli.main(["adapt", str(model), str(run), "--data", str(data), *small, *options])
+
+
+def test_before_the_first_step_it_is_the_checkpoint(model: Path, tmp_path: Path, data: Path) -> None:
+    """Left to right, a shifted query gives the likelihood of the original, token by token."""
+    stored = read_model(model)
+    system = find("esolm")(
+        mask_id=stored.system.mask_id, bos_id=stored.tokenizer.bos_id, query="shift", first="bos", alpha_0=0.0
+    )
+    x, rng = toy.text(5, 16, stored.net.config.vocab_size - 1), Randomness(0, 0, 5)
+    net = stored.net.double()
+    with torch.no_grad():
+        (before,), after = stored.system.terms(net, Batch(x), rng, False), system.terms(net, Batch(x), rng, False)
+    torch.testing.assert_close(sum(term.nats for term in after), before.nats, rtol=1e-10, atol=1e-10)
+
+
+def test_a_run(model: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert adapt(model, run, data) == 0
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    validations = [record["validation"] for record in records if "validation" in record]
+    assert [set(found["alpha_0"]) for found in validations] == [{"0", "0.25"}] * 2
+    stored = read_model(run)
+    assert (stored.system.name, stored.net.config.kv_heads) == ("esolm", 1)
+    capsys.readouterr()
+    assert cli.main(["sample", str(run), "--length", "12", "--num_samples", "2", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["samples"]) == 2
+
+
+def test_resuming_changes_no_bit(model: Path, tmp_path: Path, data: Path) -> None:
+    assert adapt(model, tmp_path / "whole", data) == 0
+    assert adapt(model, tmp_path / "parts", data, "--optim.schedule=constant") == 0
+    assert adapt(model, tmp_path / "one", data, "--optim.schedule=constant", "--steps=2") == 0
+    assert adapt(model, tmp_path / "one", data, "--optim.schedule=constant") == 0
+    one, two = (read_model(tmp_path / name, "model", "last").net.state_dict() for name in ("parts", "one"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_checkpoints_of_others_are_named(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert adapt(tmp_path / "llama", tmp_path / "run", data) == 2
+    assert "esolm convert" in capsys.readouterr().err
+    assert cli.main(["adapt", "--data", str(data)]) == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_alpha_0_rises() -> None:
+    system = find("esolm")(mask_id=6, loss="any_order", alpha_0=1.0, mixture=(0, 0.25, 1), curriculum=8)
+    assert [system.at_step(step).mixture for step in (0, 1, 4, 8, 99)] == [
+        (0, 0, 0), (0, 0.125, 0.125), (0, 0.25, 0.5), (0, 0.25, 1), (0, 0.25, 1),
+    ]  # fmt: skip
+    plain = find("esolm")(mask_id=6, loss="any_order", alpha_0=0.5, curriculum=4)
+    assert [plain.at_step(step).mixture for step in (0, 1, 4)] == [(0,), (0.25,), None]
+    for wrong in ({"curriculum": -1}, {"curriculum": 2, "loss": "two_term"}):
+        with pytest.raises(ValueError, match="curriculum"):
+            find("esolm")(mask_id=6, **{"loss": "any_order", **wrong})
+
+
+def test_parts_are_the_merges_that_happen() -> None:
+    rank = {("a", "b"): 0, ("ab", "c"): 1, ("b", "c"): 2, ("a", "bc"): 3}
+    assert parts("abc", rank) == {"a", "b", "c", "ab", "abc"}
+    assert parts("xyz", rank) == {"x", "y", "z", "xyz"}
+
+
+def test_a_cut_vocabulary_keeps_the_texts(model: Path) -> None:
+    """The same tokens for the texts, the same logits for these tokens, and other texts can still be written."""
+    stored = read_model(model)
+    net, words = cut(stored.net, stored.tokenizer, TEXTS)
+    old = stored.tokenizer
+    assert 257 < words.vocab_size < old.vocab_size == stored.net.config.vocab_size
+    index = torch.tensor(needed(old, TEXTS))
+    for text in TEXTS:
+        ids = words.encode(text)
+        assert index[ids].tolist() == old.encode(text)
+        assert words.decode(ids) == text
+        few = find("ar")(mask_id=words.mask_id, bos_id=words.bos_id, first="bos")
+        with torch.no_grad():
+            found = few.logits(net, Batch(torch.tensor([ids])))
+            expected = stored.system.logits(stored.net, Batch(torch.tensor([old.encode(text)])))
+        torch.testing.assert_close(found, expected[..., index])
+    assert words.decode(words.encode("zebras é 猫")) == "zebras é 猫"
+    assert [old.core.id_to_token(i) for i in (old.mask_id, old.eos_id)] == [
+        words.core.id_to_token(i) for i in (words.mask_id, words.eos_id)
+    ]
+
+
+def test_only_bpe_can_be_cut(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
+    with pytest.raises(ValueError, match="WordPiece"):
+        needed(tokenizer(str(tmp_path)), ["a b"])
