@@ -79,7 +79,7 @@ def test_a_run(model: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFi
     assert (stored.system.name, stored.net.config.kv_heads) == ("esolm", 1)
     capsys.readouterr()
     assert cli.main(["sample", str(run), "--length", "12", "--num_samples", "2", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["samples"]) == 2
+    assert len(json.loads(capsys.readouterr().out)["texts"]) == 2
 
 
 def test_resuming_changes_no_bit(model: Path, tmp_path: Path, data: Path) -> None:

@@ -16,6 +16,7 @@ import esolm
 from esolm import cli
 from esolm.core.batch import Batch
 from esolm.net.denoiser import Denoiser, DenoiserConfig
+from esolm.runtime.dotted import flat
 from esolm.storage import checkpoint
 from esolm.systems import find
 from esolm.training.learner import Learner, learning_rate
@@ -150,7 +151,8 @@ def test_overrides_are_nested_or_dotted_and_checked(tmp_path: Path) -> None:
 
 def test_the_configuration_of_an_old_run_is_read_unchanged() -> None:
     tree = yaml.safe_load((Path(__file__).parents[1] / "golden/recorded/old_run/config.yaml").read_text())
-    assert esolm.RunConfig.from_tree(tree).tree() == tree
+    found = flat(esolm.RunConfig.from_tree(tree).tree())
+    assert {key: found[key] for key in flat(tree)} == flat(tree)  # options that came later have their defaults
 
 
 def test_help_shows_the_defaults_of_the_options_or_of_the_preset(capsys: pytest.CaptureFixture[str]) -> None:

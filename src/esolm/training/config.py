@@ -108,7 +108,7 @@ class RunConfig:
 
     def tree(self) -> dict[str, Any]:
         """The configuration as a nested dict of plain values, as config.yaml holds it."""
-        return {**dataclasses.asdict(self), "log": list(self.log)}
+        return _listed(dataclasses.asdict(self))
 
     def net_config(self, vocab_size: int, length: int) -> DenoiserConfig:
         """The sizes of the network for data of this vocabulary and length."""
@@ -190,6 +190,13 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     if name is not None and name != flat(below).get("system.name"):
         below = {key: value for key, value in below.items() if key != "system"}
     return merged(below, above)
+
+
+def _listed(value: Any) -> Any:
+    """The value with lists for tuples, as YAML and JSON read them."""
+    if isinstance(value, Mapping):
+        return {key: _listed(each) for key, each in value.items()}
+    return [_listed(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any) -> Any:
