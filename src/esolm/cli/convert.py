@@ -10,7 +10,7 @@ from .parsing import to_folder
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
     about = "Convert a published checkpoint into a model folder, without executing anything from it."
-    usage = "convert FILE.ckpt|FOLDER|HUB-NAME OUT"
+    usage = "convert FILE.ckpt|FILE.gguf|FOLDER|HUB-NAME OUT"
     model, options = to_folder("esolm.interop.convert", "convert", usage, about, argv)
     from ..interop.convert import report
 
