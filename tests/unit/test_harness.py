@@ -55,6 +55,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("harness")
     make_run(home / "esolm", alpha_0=1.0)
     make_run(home / "ar", "ar")
+    make_run(home / "shift", alpha_0=0.0, query="shift")
     make_run(home / "mdlm", "mdlm")
     make_run(home / "bd3lm", "bd3lm", block_size=4)
     docs = [
@@ -94,6 +95,19 @@ def test_likelihoods_are_those_of_esolm_score(
     (found,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", (TEXT[: 4 * L],)))
     assert -found / (4 * L) == pytest.approx(record["nats"], rel=1e-9)
     assert lm.get_model_info()["system"] == name
+
+
+def test_shifted_queries_from_left_to_right_are_those_of_ar(home: Path) -> None:
+    """The same weights: likelihoods, greedy continuations and texts."""
+    pairs = [("To", " be"), ("or", " not"), ("", "to be")]
+    found = []
+    for name in ("ar", "shift"):
+        lm = HarnessModel(str(home / name), device="cpu", sampler="left_to_right")
+        scores = lm.loglikelihood(instances("loglikelihood", *pairs))
+        asked = instances("generate_until", ("To b", {"max_gen_toks": 4}))
+        found.append((lm.generate_until(asked), [greedy for _, greedy in scores], [value for value, _ in scores]))
+    assert found[0][:2] == found[1][:2]
+    assert found[0][2] == pytest.approx(found[1][2], rel=1e-5)
 
 
 @pytest.mark.parametrize(("name", "estimator"), [("esolm", "iw"), ("mdlm", "nelbo"), ("bd3lm", "nelbo")])

@@ -192,7 +192,12 @@ def test_logits_predict_the_token_at_their_position() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*((name, {}) for name in SYSTEMS), ("esolm", {"variant": "A"}), ("esolm", {"loss": "any_order"})],
+    [
+        *((name, {}) for name in SYSTEMS),
+        ("esolm", {"variant": "A"}),
+        ("esolm", {"loss": "any_order"}),
+        ("esolm", {"query": "shift"}),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("side", ["right", "left"])
