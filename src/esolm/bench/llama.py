@@ -68,12 +68,13 @@ def write(path: Path, layers: int, width: int, vocab_size: int, length: int, pre
 
 
 class LlamaCpp:
-    """One model in memory; `step` makes calls over caches of a length."""
+    """One model in memory; `step` makes calls over caches of a length. The caches of the last one are freed."""
 
     def __init__(self, layers: int, width: int, vocab_size: int, length: int, precision: str) -> None:
         import llama_cpp
 
         self.api, self.length = llama_cpp, length
+        self.session: Any = None
         self.silence = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(self.silence, None)
         options = llama_cpp.llama_model_default_params()
@@ -89,9 +90,11 @@ class LlamaCpp:
         """Return a call that feeds one token to each of `batch` sequences of `context` tokens, and gives logits."""
         api = self.api
         options = api.llama_context_default_params()
-        options.n_ctx, options.n_batch, options.n_seq_max = batch * self.length, 512, batch
+        options.n_ctx, options.n_batch, options.n_seq_max = batch * (context + 8), 512, batch
         options.n_threads = options.n_threads_batch = torch.get_num_threads()
-        session = api.llama_init_from_model(self.model, options)
+        if self.session is not None:
+            api.llama_free(self.session)
+        self.session = session = api.llama_init_from_model(self.model, options)
         memory = api.llama_get_memory(session)
         for first in range(0, context, 512):
             self._decode(session, [(first + i, 0, False) for i in range(min(512, context - first))])
