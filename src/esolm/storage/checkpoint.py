@@ -259,8 +259,9 @@ def _file(folder: Path, stem: str) -> str:
 def check_identity(folder: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """Raise ValueError, naming what differs, unless the checkpoint belongs to this network, system and data."""
     stored = dict(state.get("identity", {}))
-    if "net" in stored:
-        stored["net"] = with_defaults(stored["net"])
+    if "net" in stored:  # stored before some fields existed
+        known = identity.get("net", {})
+        stored["net"] = {**{k: v for k, v in with_defaults({}).items() if k in known}, **stored["net"]}
     wrong = [
         f"{key} is {theirs!r} there and {mine!r} here"
         for key, (theirs, mine) in differing(completed(stored, identity), identity).items()
