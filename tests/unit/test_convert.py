@@ -74,7 +74,7 @@ def test_averaged_and_raw_weights(tmp_path: Path, out: Path) -> None:
     raw, ema = (convert(str(path), out, tokenizer="bytes", weights=w, force=True) for w in ("raw", "ema"))
     assert torch.equal(raw.net.head.bias, what["state_dict"]["backbone.output_layer.linear.bias"])
     assert torch.equal(ema.net.head.bias, raw.net.head.bias + 1)
-    assert ema.system == toy.make("esolm", BYTES.mask_id, alpha_0=0.25)
+    assert ema.system == toy.make("esolm", BYTES.mask_id, alpha_0=0.25, bos_id=BYTES.bos_id)
     assert json.loads((out / "config.json").read_text())["about"]["steps"] == 7
     assert [p.name for p in out.parent.iterdir()] == ["out"]
     again = to_released(raw.net.state_dict(), raw.net.config)
@@ -226,7 +226,7 @@ def test_systems_come_from_the_file_or_an_option(tmp_path: Path, out: Path) -> N
     refused(path, out, "--variant", system="esolm", alpha_0=1.0)
     refused(path, out, "leave --alpha_0 out", system="mdlm", alpha_0=1.0)
     made = convert(str(path), out, system="esolm", alpha_0=1.0, variant="A", tokenizer="bytes")
-    assert made.system == toy.make("esolm", BYTES.mask_id, alpha_0=1.0, variant="A")
+    assert made.system == toy.make("esolm", BYTES.mask_id, alpha_0=1.0, variant="A", bos_id=BYTES.bos_id)
     assert convert(str(path), out, "mdlm", tokenizer="bytes", force=True).system == toy.make("mdlm", BYTES.mask_id)
     variant_a = {**ALGO, "diffusion_attn_mode": "mixed2", "sequential_attn_mode": "mixed", "sequential_shuffle": False}
     made = convert(str(save(path, content(algo=variant_a))), out, tokenizer="bytes", force=True)

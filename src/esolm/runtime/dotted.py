@@ -38,3 +38,10 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tup
     """Dotted keys whose values differ, with both values; a missing one is None."""
     a, b = flat(one), flat(other)
     return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
+
+
+def listed(value: Any) -> Any:
+    """The value with lists for tuples, as YAML and JSON read them."""
+    if isinstance(value, Mapping):
+        return {key: listed(each) for key, each in value.items()}
+    return [listed(each) for each in value] if isinstance(value, list | tuple) else value

@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from ..sampling.loops import Chooser, any_order_plan, ordered, prefix_ordered, w
 from ..sampling.request import Request, Step
 from ..sampling.speculative import speculative
 from . import AnyOrder
+from ._examples import Examples, PendingTerm
 
 CHOICES = {
     "variant": ("B", "A"),
@@ -46,39 +47,6 @@ CHOICES = {
     "first": ("mask", "bos"),
 }
 """Options with a few values."""
-
-
-class Examples(NamedTuple):
-    """Some rows of a batch with their global indices."""
-
-    batch: Batch
-    number: Tensor
-
-    def take(self, rows: Tensor) -> Examples:
-        """The rows where bool [B] is true."""
-        return Examples(self.batch.rows(rows), self.number[rows])
-
-    def uniform(self, rng: Randomness, name: str) -> Tensor:
-        """Uniforms of these examples for one purpose, [B, L]."""
-        x = self.batch.x
-        return to_device(rng.at(name).uniform(self.number, x.shape[1]), x.device)
-
-    def order_key(self, rng: Randomness) -> Tensor:
-        """Sort keys within a group, [B, L]: random, but ascending among the given tokens, as in sampling."""
-        return order.left_to_right(self.uniform(rng, "order"), self.batch.given)
-
-    def num_clean(self, masked: Tensor) -> Tensor:
-        """Tokens that are seen from the start, [B]."""
-        return (~masked if self.batch.valid is None else ~masked & self.batch.valid).sum(1)
-
-
-class PendingTerm(NamedTuple):
-    """A term whose network call has not run yet; the calls of both terms run in one pass."""
-
-    name: str
-    call: Call
-    place: Callable[[Tensor], Tensor]  # nats of the scored rows -> [B, L]
-    scored: Tensor
 
 
 @dataclass(frozen=True)

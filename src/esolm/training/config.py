@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from ..runtime.dotted import flat, merged, nest
+from ..runtime.dotted import flat, listed, merged, nest
 from .options import Batching, Compute, CorpusOptions, Optim, Saving, Validation
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class RunConfig:
 
     def tree(self) -> dict[str, Any]:
         """The configuration as a nested dict of plain values, as config.yaml holds it."""
-        return _listed(dataclasses.asdict(self))
+        return listed(dataclasses.asdict(self))
 
     def net_config(self, vocab_size: int, length: int) -> DenoiserConfig:
         """The sizes of the network for data of this vocabulary and length."""
@@ -190,13 +190,6 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     if name is not None and name != flat(below).get("system.name"):
         below = {key: value for key, value in below.items() if key != "system"}
     return merged(below, above)
-
-
-def _listed(value: Any) -> Any:
-    """The value with lists for tuples, as YAML and JSON read them."""
-    if isinstance(value, Mapping):
-        return {key: _listed(each) for key, each in value.items()}
-    return [_listed(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any) -> Any:

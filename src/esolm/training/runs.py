@@ -5,6 +5,7 @@ The folder is created atomically. On resuming, `metrics.jsonl` is cut to the ste
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import yaml
 
 from ..net.config import with_defaults
 from ..runtime import files
-from ..runtime.dotted import differing
+from ..runtime.dotted import differing, listed
 
 FREE = (
     *("data", "run", "init", "log", "saving.every", "saving.keep", "compute.device", "compute.threads"),
@@ -49,10 +50,14 @@ def create(run: Path, config: Mapping[str, Any], copies: Iterable[Path]) -> None
 def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
     """The options that have changed, one sentence each; raises ValueError if the run cannot resume with them."""
     from ..systems import completed
+    from .config import GROUPS
 
     notes, wrong, stored = [], [], read_config(run)
     if "net" in stored:
         stored["net"] = with_defaults(stored["net"])
+    for group, options in GROUPS.items():  # an old run has the defaults of options that came later
+        stored[group] = {**dataclasses.asdict(options()), **stored.get(group, {})}
+    stored = listed(stored)
     for key, (old, new) in differing(completed(stored, config), config).items():
         if key == "steps" and new > old and config["optim"]["schedule"] != "cosine":
             notes.append(f"steps raised from {old} to {new}")
