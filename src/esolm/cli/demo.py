@@ -1,4 +1,4 @@
-"""`esolm demo`: prepare a small corpus, train a small Eso-LM on it, and show what it learned."""
+"""`esolm demo`: show the bundled model, then train a small Eso-LM on a small corpus and show what it learned."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from ..data import Loader, Manifest, prepare
 from ..metrics.ngrams import ngram_perplexity
 from ..model import load
 from ..training.trainer import Trainer
+from . import infill, sample
 from .train import OWN, read, show
 
 MODES = {"diffusion": 1.0, "hybrid": 0.25, "left to right": 0.0}  # alpha_0
+
+
+BUNDLED = "books"
+FIRST = ("--length", "64", "--alpha_0", "0.5", "--num_steps", "24", "--top_p", "0.9", "--seed", "0", "--show")
+SENTENCE = ("She ____ the letter and ____.", "--tokens_per_blank", "3", "--top_p", "0.9", "--seed", "0")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -27,6 +33,7 @@ def run(argv: Sequence[str]) -> int:
         raise ValueError(f"the demo needs the system esolm: for {name} use `esolm train demo --system.name {name}`")
     data, corpus = Path(config.data), config.corpus
     console = Console(highlight=False)
+    show_bundled(console)
     if not (data / "manifest.json").is_file():
         console.print(f"preparing {corpus.source} into {data}")
     manifest = prepare(corpus.source, data, tokenizer=corpus.tokenizer, length=corpus.length)
@@ -38,6 +45,15 @@ def run(argv: Sequence[str]) -> int:
     show_perplexity(console, outcome.validation["perplexity"], manifest)
     show_samples(console, Path(str(config.run)))
     return 0
+
+
+def show_bundled(console: Console) -> None:
+    """Sample a text out of order and fill in blanks with the bundled model."""
+    console.print(f"[bold]1. The model that comes with the package ({BUNDLED}) writes out of order[/bold]")
+    sample.run([BUNDLED, *FIRST])
+    console.print("\n[bold]2. It fills in the blanks of a sentence[/bold]")
+    infill.run([BUNDLED, *SENTENCE])
+    console.print("\n[bold]3. A small model is trained on this machine, for about two minutes[/bold]")
 
 
 def show_perplexity(console: Console, perplexity: float, manifest: Manifest) -> None:

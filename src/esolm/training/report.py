@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +16,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from ..runtime.dotted import flat
 
+LINE_SECONDS = 5.0
+"""Least time between two lines of a log that is not a terminal."""
 Sink = Callable[[Mapping[str, Any]], None]
 
 
@@ -22,6 +26,7 @@ class Live:
 
     def __init__(self, start: int, steps: int, sinks: Sequence[Sink] = (), console: Console | None = None) -> None:
         self.steps, self.sinks = steps, sinks
+        self.printed = -math.inf
         self.console = console or Console(highlight=False)
         self.bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -46,8 +51,10 @@ class Live:
         if "validation" in record:
             found = record["validation"]
             bound = f"{found['loss']:.4f} nats/token, perplexity {found['perplexity']:.2f}"
-            self.console.print(f"step {record['step']}: validation {bound}")
-        elif not self.console.is_terminal:
+            others = "".join(f"; alpha_0 = {key}: {nats:.4f}" for key, nats in found.get("alpha_0", {}).items())
+            self.console.print(f"step {record['step']}: validation {bound}{others}")
+        elif not self.console.is_terminal and time.monotonic() - self.printed > LINE_SECONDS:
+            self.printed = time.monotonic()
             left = (self.steps - record["step"]) * record["time"]["seconds"] / record["step"]
             self.console.print(f"step {record['step']}/{self.steps}: {_summary(record)} · {left:.0f} s left")
 
