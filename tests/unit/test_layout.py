@@ -21,7 +21,7 @@ PACKAGES = (
 """In import order: a package imports itself and the ones before it. `model` is a module."""
 EXTRAS = {
     "transformers", "datasets", "matplotlib", "rdkit", "lm_eval", "huggingface_hub", "tensorboard", "wandb",
-    "zstandard", "gguf", "llama_cpp",
+    "zstandard", "gguf", "llama_cpp", "peft",
 }  # fmt: skip
 WRAPPERS = {"interop/hf": "transformers", "interop/harness": "lm_eval"}
 """Modules that subclass an extra's classes, and so import it at the top."""

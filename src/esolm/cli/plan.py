@@ -54,6 +54,8 @@ def table(figures: dict[str, Any]) -> Table:
     """The figures as a table."""
     made = Table(show_header=False)
     made.add_row("parameters", f"{figures['parameters'] / 1e6:,.0f} M")
+    if figures["trained_parameters"] < figures["parameters"]:
+        made.add_row("of these trained", f"{figures['trained_parameters'] / 1e6:,.1f} M")
     made.add_row(
         "assumed", f"{figures['gpus']} GPUs at {figures['efficiency']:.0%} of {figures['tflops']:g} TFLOP/s peak"
     )

@@ -11,7 +11,7 @@ import torch
 
 from ..model import LanguageModel, load
 from ..net.protocol import trainable
-from ..storage import checkpoint, folder
+from ..storage import adapters, checkpoint, folder
 from ..storage.models import find_folder, locate
 from ..training import runs
 
@@ -22,9 +22,13 @@ def export(
     weights: Literal["ema", "model"] = "ema",
     which: Literal["best", "last"] = "best",
     dtype: Literal["float32", "bfloat16"] = "float32",
+    adapter: str | None = None,
+    only_adapter: bool = False,
     force: bool = False,
 ) -> Path:
     """Write a model as a folder that transformers and `esolm.load` open, with a model card.
+
+    The adapters of a LoRA run are merged into its weights.
 
     Args:
         run: A run folder, one checkpoint of it, a model folder, or the name of a bundled model.
@@ -32,17 +36,44 @@ def export(
         weights: The averaged (EMA) weights, or the raw ones.
         which: The best or the last checkpoint of the run.
         dtype: The type of the stored weights; bfloat16 rounds them and halves the file.
-        force: Replace `out` if it is a model folder of esolm.
+        adapter: A folder with a LoRA adapter of peft for this model, to merge into it.
+        only_adapter: Write only the adapter of a LoRA run, as a folder that peft, `--adapter` here and `esolm train
+            --adapter` open.
+        force: Replace `out` if it is a model or adapter folder.
 
     Raises:
         ValueError: If `run` holds no model, or `out` exists.
     """
+    if only_adapter:
+        if adapter is not None:
+            raise ValueError("give adapter, which is merged into a model, or only_adapter, not both")
+        return export_adapter(find_folder(run), Path(out), weights, which, dtype, force)
     lm, about = load(run, weights, which), describe(find_folder(run), weights, which)
+    if adapter is not None:
+        adapters.apply(trainable(lm.net), Path(adapter))
+        about.pop("validation", None)  # measured without the adapter
+        about["adapter"] = adapter
     with folder.new(out := Path(out), force) as partial:
         folder.write(
             partial, trainable(lm.net), lm.system, lm.tokenizer, about, torch.bfloat16 if dtype == "bfloat16" else None
         )
         (partial / "README.md").write_text(card(lm, about, out), encoding="utf-8")
+    return out
+
+
+def export_adapter(path: Path, out: Path, weights: str, which: str, dtype: str, force: bool) -> Path:
+    """Write the adapter of a run of tuning.parts lora as a folder of peft."""
+    found = None if folder.is_model(path) else locate(path, which)
+    tuning = {} if found is None else checkpoint.read(found[0])["identity"].get("tuning", {})
+    if found is None or tuning.get("parts") != "lora":
+        raise ValueError(f"{path} has no adapter: give a run of --tuning.parts lora, or leave out only_adapter")
+    saved, home = found
+    state = {name: tensor.to(getattr(torch, dtype)) for name, tensor in checkpoint.load(saved, weights).items()}
+    base = runs.read_config(home)["init"] if runs.is_run(home) else None
+    with folder.new(out, force) as partial:
+        adapters.write(partial, state, tuning, base)
+        text = ADAPTER.format(name=out.name, base=json.dumps(base or "MODEL"), path=json.dumps(out.as_posix()))
+        (partial / "README.md").write_text(text, encoding="utf-8")
     return out
 
 
@@ -112,6 +143,28 @@ def perplexity(lm: LanguageModel, about: dict[str, Any]) -> str:
         return f"{about['check']['perplexity']:.2f} on {about['check']['tokens']:,} tokens of text ({estimator})"
     return "not measured"
 
+
+ADAPTER = """---
+library_name: peft
+tags:
+- esolm
+- lora
+---
+
+# {name}
+
+A LoRA adapter. It needs the model that it was trained on and the `esolm` package; merge it with
+`esolm export MODEL OUT --adapter FOLDER`, or open it with peft:
+
+```python
+import esolm.interop.hf  # registers esolm models with transformers
+from peft import PeftModel
+from transformers import AutoModelForMaskedLM
+
+base = {base}  # the model that was tuned, as written by esolm export or esolm convert
+model = PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(base), {path})
+```
+"""
 
 CARD = """---
 library_name: transformers

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..core.visibility import Packed, Visibility
+from .adapters import some_outputs
 from .attention import attend, mix
 from .cache import KVCache, Window
 from .config import DenoiserConfig
@@ -78,7 +79,7 @@ class Denoiser(nn.Module):
         self.norm = make_norm(config)
         self.head: nn.Linear | TiedHead
         if config.tied:
-            self.head = TiedHead(self.embed, config.head_bias)
+            self.head = TiedHead(self, config.vocab_size, config.head_bias)
         else:
             self.head = nn.Linear(width, config.vocab_size, bias=config.head_bias)
         self.reset()
@@ -259,9 +260,8 @@ class Block(nn.Module):
         queries, keys = self.sizes.queries, self.sizes.keys
         if rows is None:
             return self.attn_qkv(a).split((queries, keys, keys), -1)
-        weight, bias = self.attn_qkv.weight, self.attn_qkv.bias
-        k, v = F.linear(a, weight[queries:], None if bias is None else bias[queries:]).chunk(2, -1)
-        q = F.linear(rows.select(a), weight[:queries], None if bias is None else bias[:queries])
+        k, v = some_outputs(self.attn_qkv, a, slice(queries, None)).chunk(2, -1)
+        q = some_outputs(self.attn_qkv, rows.select(a), slice(0, queries))
         return rows.place(q, a.shape[0]), k, v
 
     def residual(self, h: Tensor, change: Tensor, gate: Tensor | None) -> Tensor:
@@ -275,8 +275,7 @@ def modulate(layer: Denoiser | Block, cond: Tensor | None, parts: int) -> tuple[
     if cond is None:
         return (None,) * parts
     with torch.autocast(cond.device.type, enabled=False):
-        linear = layer.modulation
-        return F.linear(cond.to(linear.weight.dtype), linear.weight, linear.bias).chunk(parts, -1)
+        return layer.modulation(cond.to(layer.modulation.weight.dtype)).chunk(parts, -1)
 
 
 def modulated_norm(h: Tensor, norm: nn.LayerNorm | nn.RMSNorm, shift: Tensor | None, scale: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ..core.terms import token_nats
 from ..core.visibility import Packed, Visibility
+from .adapters import without_adapters
 from .attention import attend, attend_cached
 from .cache import KVCache, Window
 from .config import DenoiserConfig
@@ -127,7 +128,7 @@ class Maker(NamedTuple):
         self, linear: Any, gate: Tensor | None = None, rows: slice | None = None, gelu: bool = False
     ) -> FoldedLinear:
         """gate * (x weight + bias), or only the outputs `rows`."""
-        rows = rows or slice(None)
+        rows, linear = rows or slice(None), without_adapters(linear)
         weight, bias = linear.weight[rows], None if linear.bias is None else linear.bias[rows]
         if gate is not None:
             weight, bias = weight * gate.flatten()[:, None], None if bias is None else bias * gate.flatten()

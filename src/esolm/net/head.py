@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.terms import token_nats
+from .adapters import is_adapted
 
 WHOLE = 1 << 24
 """Up to this number of logits they are computed at once, with autograd."""
@@ -30,14 +31,15 @@ class Score(NamedTuple):
 class TiedHead(nn.Module):
     """An output layer whose weight is that of the embedding, and no parameter of its own."""
 
-    def __init__(self, embed: nn.Embedding, bias: bool) -> None:
+    def __init__(self, net: Any, vocab_size: int, bias: bool) -> None:
         super().__init__()
-        self._embed = (embed,)  # in a tuple, so that its weight has one name in the network
-        self.bias = nn.Parameter(torch.zeros(embed.num_embeddings)) if bias else None
+        # The network, since peft may replace its embedding; in a tuple, so that its weights have one name.
+        self._net = (net,)
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
     @property
     def weight(self) -> Tensor:
-        return self._embed[0].weight
+        return self._net[0].embed.weight
 
     def forward(self, h: Tensor) -> Tensor:
         return F.linear(h, self.weight, self.bias)
@@ -45,7 +47,7 @@ class TiedHead(nn.Module):
 
 def score_rows(head: nn.Linear | TiedHead, h: Tensor, score: Score) -> Tensor:
     """weight * -log p(target): h [R, W] -> [R]."""
-    if h.shape[0] * head.weight.shape[0] <= WHOLE:
+    if h.shape[0] * head.weight.shape[0] <= WHOLE or is_adapted(head):
         nats = token_nats(head(h), score.target, score.exclude)
         return nats if score.weight is None else nats * score.weight.to(nats.dtype)
     return _chunked(head, h, score)
@@ -93,10 +95,12 @@ class _Chunked(torch.autograd.Function):
 def _sweep(
     h: Tensor, matrix: Tensor, bias: Tensor | None, target: Tensor, exclude: int, weight: Tensor, gradients: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Weighted nats [R] and, if `gradients`, the gradients of their sum with respect to h, matrix and bias."""
+    """Weighted nats [R] and, if `gradients`, the gradients of their sum with respect to h and, if they are trained,
+    matrix and bias."""
     nats = torch.empty_like(weight)
-    dh, d_matrix = (torch.zeros_like(t) if gradients else None for t in (h, matrix))
-    d_bias = torch.zeros_like(bias) if gradients and bias is not None else None
+    dh = torch.zeros_like(h) if gradients else None
+    trained = (t if gradients and t is not None and t.requires_grad else None for t in (matrix, bias))
+    d_matrix, d_bias = (None if t is None else torch.zeros_like(t) for t in trained)
     low, low_bias = matrix.to(h.dtype), None if bias is None else bias.to(h.dtype)
     for start in range(0, len(h), CHUNK):
         part = slice(start, start + CHUNK)
@@ -106,7 +110,7 @@ def _sweep(
         logits[:, exclude] = float("-inf")
         lse = logits.logsumexp(1, keepdim=True)
         nats[part] = weight[part] * (lse - logits.gather(1, at))[:, 0]
-        if dh is not None and d_matrix is not None:
+        if dh is not None:
             change = logits.sub_(lse).exp_()
             change.scatter_add_(1, at, change.new_full(at.shape, -1.0))
             change.mul_(weight[part, None])
@@ -114,8 +118,8 @@ def _sweep(
                 d_bias += change.sum(0)
             change = change.to(h.dtype)
             torch.mm(change, low, out=dh[part])
-            if h.dtype == matrix.dtype:
+            if d_matrix is not None and h.dtype == matrix.dtype:
                 d_matrix.addmm_(change.t(), h[part])
-            else:
+            elif d_matrix is not None:
                 d_matrix += change.t() @ h[part]
     return nats, dh, d_matrix, d_bias

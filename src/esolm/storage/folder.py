@@ -27,6 +27,7 @@ from ..data import tokenizer as make_tokenizer
 from ..net.denoiser import Denoiser, DenoiserConfig
 from ..runtime import files, machine
 from ..systems import System, find, names, options_of
+from .adapters import is_adapter
 
 TYPE, PREFIX = "esolm", "net."
 PACKAGED = Path(__file__).parents[1] / "models"
@@ -171,9 +172,10 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
 def new(out: Path, force: bool = False) -> Iterator[Path]:
     """A hidden folder that becomes `out` when the block ends, and is removed on an error.
 
-    Raises ValueError if `out` exists; with force, only if it is not a model.
+    Raises ValueError if `out` exists; with force, only if it is neither a model nor an adapter.
     """
-    if out.exists() and not (force and (is_model(out) or (out.is_dir() and not any(out.iterdir())))):
+    ours = is_model(out) or is_adapter(out) or (out.is_dir() and not any(out.iterdir()))
+    if out.exists() and not (force and ours):
         advice = "choose another name" if force else "choose another name, or add --force if it is an esolm model"
         raise ValueError(f"{out} exists and was not changed: {advice}")
     with files.new_folder(out) as partial:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..data import Tokenizer
 from ..net.denoiser import Denoiser, DenoiserConfig
 from ..systems import System
-from . import checkpoint, folder
+from . import adapters, checkpoint, folder
 
 
 class StoredModel(NamedTuple):
@@ -35,7 +35,10 @@ def read_model(path: str | Path, weights: str = "ema", which: str = "best", devi
         raise ValueError(f"weights is {weights!r}; it must be 'ema' or 'model'")
     identity = checkpoint.read(saved)["identity"]
     net = Denoiser(DenoiserConfig(**identity["net"]))
-    net.load_state_dict(checkpoint.load(saved, weights, device))
+    state = checkpoint.load(saved, weights, device)
+    if (tuning := identity.get("tuning", {})).get("parts") == "lora":
+        state = adapters.merge(state, tuning["alpha"] / tuning["rank"])
+    net.load_state_dict(state)
     options = dict(identity["system"])
     system = folder.trusted(options.pop("name"))(**options)
     return StoredModel(net.to(device).eval(), system, Tokenizer.load(home))

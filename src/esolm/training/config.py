@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from ..runtime.dotted import flat, listed, merged, nest
-from .options import Batching, Compute, CorpusOptions, Optim, Saving, Validation
+from .options import Batching, Compute, CorpusOptions, Optim, Saving, Tuning, Validation
 
 if TYPE_CHECKING:
     from ..net.denoiser import DenoiserConfig
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 GROUPS: dict[str, type] = {
     "batch": Batching,
     "optim": Optim,
+    "tuning": Tuning,
     "compute": Compute,
     "validation": Validation,
     "saving": Saving,
@@ -50,6 +51,8 @@ class RunConfig:
     """The run folder; null is runs/PRESET."""
     init: str | None = None
     """Start from the weights of a run, a checkpoint or a model."""
+    adapter: str | None = None
+    """With init: a folder with a LoRA adapter for that model, which tuning.parts lora trains on, and others merge."""
     steps: int = 1000
     """Number of training steps."""
     seed: int = 0
@@ -60,6 +63,7 @@ class RunConfig:
     """Loggers besides metrics.jsonl."""
     batch: Batching = field(default_factory=Batching)
     optim: Optim = field(default_factory=Optim)
+    tuning: Tuning = field(default_factory=Tuning)
     compute: Compute = field(default_factory=Compute)
     validation: Validation = field(default_factory=Validation)
     saving: Saving = field(default_factory=Saving)

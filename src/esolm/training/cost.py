@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,10 @@ from ..core.visibility import Packed, Part, Visibility
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
 from ..net.head import CHUNK, WHOLE
 from ..systems import System
-from .options import Compute
+from .options import Compute, Tuning
+from .tuning import count as count_trained
+
+EVERYTHING = Tuning()
 
 
 @dataclass
@@ -95,6 +98,21 @@ class MemoryUse:
         return sum(dataclasses.astuple(self))
 
 
+class ParameterCounts(NamedTuple):
+    """Numbers of parameters."""
+
+    every: int
+    trained: int
+
+
+def tuned_parameters(config: DenoiserConfig, tuning: Tuning) -> ParameterCounts:
+    """The number of parameters of the network with its adapters, and of those that are trained."""
+    with torch.device("meta"):
+        net = Denoiser(config)
+    trained, added = count_trained(net, tuning)
+    return ParameterCounts(sum(p.numel() for p in net.parameters()) + added, trained)
+
+
 def parameters(config: DenoiserConfig) -> tuple[int, int]:
     """The number of parameters of the network and of one block."""
     with torch.device("meta"):
@@ -133,27 +151,29 @@ def head_bytes(config: DenoiserConfig, counts: PassCounts, compute: Compute) -> 
     return CHUNK * config.vocab_size * (4 + low) + config.vocab_size * config.width * (4 + (low if low < 4 else 0))
 
 
-def memory(config: DenoiserConfig, counts: PassCounts, compute: Compute, world: int) -> MemoryUse:
+def memory(
+    config: DenoiserConfig, counts: PassCounts, compute: Compute, world: int, tuning: Tuning = EVERYTHING
+) -> MemoryUse:
     """The memory of one of `world` processes in a pass with these counts."""
-    every, block = parameters(config)
+    (every, trained), (_, block) = tuned_parameters(config, tuning), parameters(config)
     sharded = compute.parallel == "fsdp" and world > 1
-    held = every / world if sharded else every
+    held, learned = ((n / world if sharded else n) for n in (every, trained))
     low = 2 if compute.gather == "bf16" else 4
     gathered = 0.0
     if sharded:  # embedding and head stay gathered; one block is used while the next one arrives
         gathered = low * (every - config.layers * block + 2 * block) + 4 * block
     elif world > 1:
-        gathered = 4.0 * every
-    state = (0.0,) * 4 if sharded and compute.offload else (4 * held, 4 * held, 8 * held, 4 * held)
+        gathered = 4.0 * trained
+    state = (0.0,) * 4 if sharded and compute.offload else (4 * held, 4 * learned, 8 * learned, 4 * learned)
     return MemoryUse(*state, gathered, activations(config, counts, compute), head_bytes(config, counts, compute))
 
 
-def traffic(config: DenoiserConfig, compute: Compute, world: int, passes: int) -> float:
+def traffic(config: DenoiserConfig, compute: Compute, world: int, passes: int, tuning: Tuning = EVERYTHING) -> float:
     """Bytes that each process sends in a step of so many micro-batches."""
-    every, _ = parameters(config)
+    every, trained = tuned_parameters(config, tuning)
     if world == 1:
         return 0.0
     ring = (world - 1) / world
     if compute.parallel == "ddp":
-        return 2 * ring * 4 * every
-    return passes * ring * every * (2 * (2 if compute.gather == "bf16" else 4) + 4)
+        return 2 * ring * 4 * trained
+    return passes * ring * (every * 2 * (2 if compute.gather == "bf16" else 4) + 4 * trained)

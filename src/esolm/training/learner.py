@@ -15,6 +15,7 @@ from ..storage import checkpoint
 from .ema import Ema
 from .options import Optim
 from .parallel import whole
+from .tuning import trained
 
 
 def learning_rate(step: int, steps: int, optim: Optim) -> float:
@@ -32,7 +33,7 @@ class Learner:
         self.net = net
         self.clip = optim.clip
         self.optimizer = torch.optim.AdamW(
-            net.parameters(),
+            trained(net).values(),
             lr=optim.lr,
             betas=(optim.beta_1, optim.beta_2),
             eps=optim.eps,

@@ -75,6 +75,38 @@ class Optim:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """Which weights are trained, with --init."""
+
+    parts: Literal["all", "qkv", "lora"] = "all"
+    """All weights; only the projections to queries, keys and values; or LoRA adapters on the linear layers of the
+    blocks (`pip install 'esolm[lora]'`)."""
+    rank: int = 16
+    """Rank of the LoRA matrices."""
+    alpha: float = 32.0
+    """LoRA adds alpha / rank times the product of its matrices to a weight."""
+    dropout: float = 0.0
+    """Dropout of the inputs of LoRA."""
+    embeddings: bool = False
+    """With `qkv` and `lora`: also train the embedding of tokens, among them the mask, and so a tied output layer."""
+
+    def __post_init__(self) -> None:
+        if self.parts not in ("all", "qkv", "lora"):
+            raise ValueError(f"tuning.parts is {self.parts!r}; it must be all, qkv or lora")
+        _require("tuning.rank", self.rank, 1)
+        if self.alpha <= 0:
+            raise ValueError(f"tuning.alpha is {self.alpha}; it must be above 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"tuning.dropout is {self.dropout}; it must be at least 0 and below 1")
+        if self.parts != "lora" and (self.rank, self.alpha, self.dropout) != (16, 32.0, 0.0):
+            raise ValueError(
+                "tuning.rank, tuning.alpha and tuning.dropout need LoRA: add --tuning.parts lora, or leave them out"
+            )
+        if self.parts == "all" and self.embeddings:
+            raise ValueError("tuning.embeddings needs tuning.parts qkv or lora: all trains the embedding anyway")
+
+
+@dataclass(frozen=True)
 class Compute:
     """Device, precision and parallelism."""
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .config import RunConfig
-from .cost import count, memory, parameters, traffic
+from .cost import count, memory, traffic, tuned_parameters
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,14 @@ def plan(config: RunConfig, cluster: Cluster, vocab_size: int) -> dict[str, Any]
     counted = count(system, torch.zeros(few, net.length, dtype=torch.long), 1 if net.length > 512 else 4)
     counts = counted.scaled(examples / few)
     flops = counts.flops(net) / (examples * net.length) * (4 if compute.checkpoint_blocks else 3)
-    needed = memory(net, counts, compute, cluster.gpus)
+    needed = memory(net, counts, compute, cluster.gpus, config.tuning)
+    tuned = tuned_parameters(net, config.tuning)
     tokens = config.batch.size * net.length
     speed = cluster.gpus * cluster.tflops * 1e12 * cluster.efficiency / flops
-    sent = traffic(net, compute, cluster.gpus, len(micro_batches))
+    sent = traffic(net, compute, cluster.gpus, len(micro_batches), config.tuning)
     return {
-        "parameters": parameters(net)[0],
+        "parameters": tuned.every,
+        "trained_parameters": tuned.trained,
         "gpus": cluster.gpus,
         "tflops": cluster.tflops,
         "efficiency": cluster.efficiency,

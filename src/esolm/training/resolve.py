@@ -20,10 +20,11 @@ from ..net.denoiser import Denoiser, DenoiserConfig
 from ..runtime import machine
 from ..runtime.distributed import Ranks
 from ..storage import checkpoint
+from ..storage.adapters import Adapter
 from ..storage.folder import fingerprint
 from ..storage.models import find_folder, read_model
 from ..systems import FROM_DATA, System, options_of
-from . import runs
+from . import runs, tuning
 from .config import SIZES, RunConfig
 from .options import Compute
 
@@ -42,11 +43,13 @@ def open_data(config: RunConfig) -> Manifest:
 
 
 class Start(NamedTuple):
-    """The weights of `init`, the sizes of their network, and their hash, which is part of the run's identity."""
+    """The weights of `init`, the sizes of their network, and their hash, which is part of the run's identity; with
+    tuning.parts lora also those of `adapter`."""
 
     sizes: dict[str, Any]
     weights: dict[str, Tensor] | None = None
     sha256: str | None = None
+    adapter: Adapter | None = None
 
 
 def initial_weights(config: RunConfig, manifest: Manifest) -> Start:
@@ -54,10 +57,11 @@ def initial_weights(config: RunConfig, manifest: Manifest) -> Start:
 
     A run that has a checkpoint resumes without them if they no longer exist.
     """
+    tuning.check(config.tuning, config.init, config.adapter)
     if config.init is None:
         return Start({})
     last = checkpoint.latest(Path(str(config.run)) / "checkpoints")
-    if last is not None and not Path(config.init).exists():
+    if last is not None and not all(Path(path).exists() for path in (config.init, config.adapter) if path):
         identity = checkpoint.read(last)["identity"]
         net = with_defaults(identity["net"])
         return Start({name: net[name] for name in SIZES}, None, identity.get("init"))
@@ -68,8 +72,14 @@ def initial_weights(config: RunConfig, manifest: Manifest) -> Start:
             f"{manifest.folder} was prepared with {manifest.tokenizer} with {manifest.vocab_size}: prepare it with "
             f"--tokenizer {find_folder(config.init)}"
         )
-    weights = stored.net.state_dict()
-    return Start({name: getattr(stored.net.config, name) for name in SIZES}, weights, fingerprint(weights))
+    weights, adapter = stored.net.state_dict(), None
+    if config.adapter is not None:
+        adapter = tuning.read_adapter(config.adapter, weights, config.tuning)
+        if config.tuning.parts != "lora":
+            weights, adapter = adapter.merged(weights), None
+    sizes = {name: getattr(stored.net.config, name) for name in SIZES}
+    every = weights if adapter is None else {**weights, **adapter.replaced, **adapter.lora}
+    return Start(sizes, weights, fingerprint(every), adapter)
 
 
 def resolve(config: RunConfig, manifest: Manifest, start: Start, compute: Compute) -> RunConfig:
@@ -116,6 +126,8 @@ def identify(config: RunConfig, system: System, manifest: Manifest, start: Start
     net = config.net_config(manifest.vocab_size, manifest.length)
     options = {**options_of(system), "name": config.system["name"]}
     identity = {"net": dataclasses.asdict(net), "system": options, "data": manifest.fingerprint}
+    if config.tuning.parts != "all":
+        identity["tuning"] = dataclasses.asdict(config.tuning)
     if start.sha256 is not None:
         identity["init"] = start.sha256
     return json.loads(json.dumps(identity))

@@ -5,7 +5,6 @@ The folder is created atomically. On resuming, `metrics.jsonl` is cut to the ste
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -18,10 +17,10 @@ import yaml
 
 from ..net.config import with_defaults
 from ..runtime import files
-from ..runtime.dotted import differing, listed
+from ..runtime.dotted import differing
 
 FREE = (
-    *("data", "run", "init", "log", "saving.every", "saving.keep", "compute.device", "compute.threads"),
+    *("data", "run", "init", "adapter", "log", "saving.every", "saving.keep", "compute.device", "compute.threads"),
     *("compute.parallel", "compute.offload", "compute.timeout", "compute.checkpoint_blocks"),
 )
 """Options that do not affect the weights, which a resumed run may change."""
@@ -50,14 +49,14 @@ def create(run: Path, config: Mapping[str, Any], copies: Iterable[Path]) -> None
 def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
     """The options that have changed, one sentence each; raises ValueError if the run cannot resume with them."""
     from ..systems import completed
-    from .config import GROUPS
+    from .config import GROUPS, RunConfig
 
     notes, wrong, stored = [], [], read_config(run)
     if "net" in stored:
         stored["net"] = with_defaults(stored["net"])
-    for group, options in GROUPS.items():  # an old run has the defaults of options that came later
-        stored[group] = {**dataclasses.asdict(options()), **stored.get(group, {})}
-    stored = listed(stored)
+    defaults = RunConfig().tree()
+    for group in GROUPS:  # some options did not exist when the run was started
+        stored[group] = {**defaults[group], **stored.get(group, {})}
     for key, (old, new) in differing(completed(stored, config), config).items():
         if key == "steps" and new > old and config["optim"]["schedule"] != "cosine":
             notes.append(f"steps raised from {old} to {new}")

@@ -19,7 +19,7 @@ from ..net.protocol import Forward
 from ..runtime import distributed, machine
 from ..runtime.distributed import Ranks
 from ..storage import checkpoint
-from . import parallel, report, runs
+from . import parallel, report, runs, tuning
 from .config import RunConfig
 from .learner import Learner, learning_rate
 from .loss import accumulate, check_finite, validate
@@ -121,6 +121,7 @@ class Session:
         net = build(config.net_config(manifest.vocab_size, manifest.length), config.seed, self.compute)
         if start.weights is not None:
             net.load_state_dict(start.weights)
+        tuning.prepare(net, config.tuning, config.seed, start.adapter)
         parallel.shard(net, self.compute, ranks)
         self.learner = Learner(net, config.optim)
         self.identity = identify(config, self.system, manifest, start)
