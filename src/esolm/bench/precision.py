@@ -6,30 +6,55 @@ Shapes: L length, V vocabulary.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from rich.progress import track
 from torch import Tensor
 
+from ..core.batch import Batch
 from ..core.randomness import Randomness
-from ..core.visibility import sorted_two_stream
+from ..core.visibility import Packed, Visibility, sorted_two_stream
 from ..data import Loader
 from ..model import load
+from ..net.cache import KVCache
 from ..net.denoiser import Rows
+from ..net.head import Score
 from ..net.protocol import Network, trainable
+from ..systems import System
 from .latency import networks
 from .report import named, table
 
 
-def log_probabilities(net: Network, x: Tensor, sigma: Tensor, mask_id: int) -> Tensor:
-    """Return the log probabilities of each position of the order given those before it, [L, V]; x [1, L]."""
-    length = x.shape[1]
-    tokens = torch.cat([torch.full_like(x, mask_id), x.gather(1, sigma)], 1)
-    cache, out = net.new_cache(1, 2 * length), Rows(slice(0, length))  # with a cache it is a native pass
-    logits = net(tokens, sigma.repeat(1, 2), sorted_two_stream(length, length), cache=cache, out=out)[0].double()
+def log_probabilities(net: Network, system: System, x: Tensor, sigma: Tensor) -> Tensor:
+    """Return the log probabilities of each position of the order given those before it, [L, V]; x [1, L].
+
+    A system that is left to right has one order, whatever sigma is.
+    """
+    length, mask_id = x.shape[1], system.mask_id
+    if system.exact:
+        logits = system.logits(partial(_cached, net), Batch(x))[0].double()
+    else:
+        tokens, position = torch.cat([torch.full_like(x, mask_id), x.gather(1, sigma)], 1), sigma.repeat(1, 2)
+        out = Rows(slice(0, length))
+        logits = _cached(net, tokens, position, sorted_two_stream(length, length), out=out)[0].double()
     logits[:, mask_id] = float("-inf")
     return logits.log_softmax(-1)
+
+
+def _cached(
+    net: Network,
+    tokens: Tensor,
+    position: Tensor,
+    visibility: Visibility | Packed,
+    time: Tensor | None = None,
+    cache: KVCache | None = None,
+    out: Rows | None = None,
+    score: Score | None = None,
+) -> Tensor:
+    """The call with an empty cache, which makes it a native pass."""
+    return net(tokens, position, visibility, time, net.new_cache(*tokens.shape[:2]), out, score)
 
 
 def compare(exact: Tensor, low: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,24 +67,24 @@ def run(run: str, data: str, sequences: int = 32, split: str = "valid", which: s
     """Measure the KL divergence from float32 and the perplexity of lower precisions, under random orders of real text.
 
     Args:
-        run: run or checkpoint of a system that predicts from masks (any but ar).
+        run: run, checkpoint or model; one that is left to right is measured in that order.
         data: folder written by `esolm prepare`.
         sequences: number of sequences, each with its own order.
         split: train or valid.
         which: checkpoint of the run, best or last.
     """
     lm = load(run, which=which)
-    if lm.system.exact:
-        raise ValueError(f"{run} is left to right and predicts no masks: give a run of another system")
     nets = networks(trainable(lm.net), ["float32", "bf16", "int8", "int4"], native=True)
-    source, mask_id = Loader(data, split, 1, shuffle=False), lm.system.mask_id
+    source = Loader(data, split, 1, shuffle=False)
     kl: dict[str, list[Tensor]] = {name: [] for name in nets}
     nats: dict[str, list[Tensor]] = {name: [] for name in nets}
     with torch.inference_mode():
         for i in track(range(min(sequences, len(source))), transient=True):
             x = source.batch(i).x
             sigma = Randomness(i).uniform(torch.zeros(1, dtype=torch.long), x.shape[1]).argsort(-1)
-            found = {name: log_probabilities(net, x, sigma, mask_id) for name, net in nets.items()}
+            if lm.system.exact:
+                sigma = torch.arange(x.shape[1])[None]
+            found = {name: log_probabilities(net, lm.system, x, sigma) for name, net in nets.items()}
             for name, low in found.items():
                 for values, new in zip((kl, nats), compare(found["float32"], low, x.gather(1, sigma)[0]), strict=True):
                     values[name].append(new)
