@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import re
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ from torch import Tensor
 from .core.draw import BadLogits
 from .core.order import Schedule
 from .core.randomness import Randomness, fold
-from .data import Tokenizer
+from .data import Message, Tokenizer
 from .likelihood import orders
 from .likelihood.orders import LogProb
 from .net.native.engine import fold_for
 from .net.protocol import Network
 from .runtime import machine
-from .sampling.events import Event, Samples, Speculation, tally
+from .sampling.events import Event, Samples, Speculation, tally, until
 from .sampling.options import SamplingOptions
 from .sampling.request import Request, Step
 from .storage.models import read_model
@@ -140,6 +140,11 @@ class LanguageModel:
         if (longest := max(map(len, encoded), default=0)) > length:
             raise ValueError(f"the prompt has {longest} tokens and length is {length}: raise length")
         return [[*ids, *[None] * (length - len(ids))] for ids in encoded], total
+
+    def chat(self, messages: str | Sequence[Message], length: int | None = None, **options: Any) -> str:
+        """The answer to a question or to messages, by the tokenizer's chat template; options as in `sample`."""
+        row = self.tokenizer.chat.row(messages, self.net.config.length if length is None else length)
+        return self.tokenizer.chat.answer(self.sample(tokens=[row], **options).tokens[0][row.index(None) :])
 
     def infill(
         self,
@@ -342,9 +347,3 @@ def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Sam
             texts.append(lm.tokenizer.decode(until(ids, lm.tokenizer.eos_id, drawn) if cut else ids))
     nfe, *tried = torch.cat(list(work.values())).T.tolist()
     return Samples(texts, tokens, nfe, passes, steps, seconds, Speculation(*tried) if speculative else None)
-
-
-def until(ids: list[int], end: int | None, drawn: Container[int] | None = None) -> list[int]:
-    """The tokens before the first end token; of those at drawn positions, if these are given."""
-    ends = (i for i, token in enumerate(ids) if token == end and (drawn is None or i in drawn))
-    return ids[: next(ends, None)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from esolm.cli.plan import size
 from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness, fold
 from esolm.core.terms import total
+from esolm.data import tokenizer
 from esolm.net.denoiser import Denoiser, DenoiserConfig
 from esolm.runtime.machine import autocast
+from esolm.storage import folder
 from esolm.systems import FROM_DATA, find
 from esolm.training import cost as counting
 from esolm.training.config import RunConfig
@@ -175,3 +178,33 @@ def test_no_sizes(text: str) -> None:
 def test_batches_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match=r"batch\.size 10"):
         plan(RunConfig.preset("demo", batch={"size": 10}), Cluster(gpus=4), V)
+
+
+PUBLISHED = {"adapt-smollm2-135m": 134_515_584, "adapt-qwen3-0.6b": 596_049_920, "adapt-llama-1b": 1_235_814_400}
+"""Parameters of the checkpoints, with a row for the mask where one is appended."""
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_presets_of_published_models(preset: str, gpus: int) -> None:
+    """They have the checkpoint's parameters, some hundred thousand tokens in a step, and fit."""
+    found = plan(RunConfig.preset(preset), Cluster(gpus=gpus))
+    assert found["parameters"] == PUBLISHED[preset]
+    assert found["tokens_per_step"] >= 200_000
+    assert found["fits"]
+
+
+def test_sizes_of_init(tmp_path: Path) -> None:
+    """A model folder says what its network is, whatever the preset says; one that is not there yet does not matter."""
+    net = toy.network(V, 16, torch.float32, adaln=False)
+    folder.write(tmp_path, net, find("ar")(mask_id=V - 1), tokenizer("bytes"), {})
+    there, absent = (RunConfig.preset("adapt-llama-1b", init=str(path)) for path in (tmp_path, tmp_path / "no"))
+    assert plan(there, Cluster())["parameters"] == counting.parameters(net.config)[0]
+    assert plan(absent, Cluster())["parameters"] == PUBLISHED["adapt-llama-1b"]
+
+
+def test_pairs_do_not_depend_on_the_batch() -> None:
+    """Labels that differ between rows are counted once each, also with a rank that they share."""
+    options = {"loss": "any_order", "query": "shift", "alpha_0": 1.0}
+    one, many = (count(made("esolm", **options), torch.zeros(n, 64, dtype=torch.long), 8) for n in (1, 16))
+    assert many.pairs / 16 == pytest.approx(one.pairs, rel=0.1)

@@ -19,11 +19,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..model import LanguageModel, collect, load, until
+from ..model import LanguageModel, collect, load
 from ..runtime import distributed, files
 from ..runtime.distributed import Ranks
 from ..runtime.machine import keep_memory, pick_device, pick_weights
-from ..sampling.events import Event, Samples, Speculation
+from ..sampling.events import Event, Samples, Speculation, until
 from ..storage import folder
 from ..storage.models import find_folder, locate
 from ..viz import frames, picture, terminal
@@ -44,6 +44,7 @@ class Job:
     record: Callable[[int], dict[str, Any]]  # the given fields of sample i
     cut: bool  # whether a text ends at the first end-of-sequence token that was generated
     content: str | None = None  # a hash of what the samples depend on besides the options
+    chat: bool = False  # whether a text is only the answer to a conversation
 
 
 def generate(options: Mapping[str, Any], plan: Callable[[LanguageModel, Mapping[str, Any]], Job]) -> int:
@@ -156,7 +157,18 @@ def rounds(
 
 def one_batch(lm: LanguageModel, job: Job, part: range, settings: dict[str, Any], view: View) -> Samples | None:
     """The samples of this process in one round, if it has any."""
-    return collect(lm, view.watch(job.stream(**settings, part=part)), job.cut) if part else None
+    if not part:
+        return None
+    made = collect(lm, view.watch(job.stream(**settings, part=part)), job.cut)
+    if not job.chat:
+        return made
+    return dataclasses.replace(made, texts=[lm.tokenizer.chat.answer(drawn(made, i)) for i in range(len(made))])
+
+
+def drawn(samples: Samples, i: int) -> list[int]:
+    """The tokens of sample i that follow its prompt."""
+    tokens = samples.tokens[i]
+    return tokens[len(tokens) - sum(map(len, samples.steps[i])) :]
 
 
 def joined(parts: list[Samples], seconds: float) -> Samples:
@@ -177,8 +189,8 @@ def records(lm: LanguageModel, job: Job, samples: Samples, first: int) -> Iterat
     for i, text in enumerate(samples.texts):
         record, tokens = job.record(first + i), samples.tokens[i]
         if job.cut:
-            generated = tokens[len(tokens) - sum(map(len, samples.steps[i])) :]
-            record["prediction"] = lm.tokenizer.decode(until(generated, lm.tokenizer.eos_id))
+            ids = until(drawn(samples, i), lm.tokenizer.eos_id)
+            record["prediction"] = text if job.chat else lm.tokenizer.decode(ids)
         yield {**record, "text": text, "tokens": tokens, "nfe": samples.nfe[i]}
 
 

@@ -38,7 +38,8 @@ def add_options(parser: Any) -> None:
     """The options of this command besides those of `esolm train`."""
     parser.add_class_arguments(Cluster, as_group=False, skip={"gpu_memory"})
     parser.add_argument("--gpu_memory", type=str, default="80GB", help="Memory of each GPU, as in 80GB.")
-    parser.add_argument("--vocab_size", type=int, default=50258, help="Size of the vocabulary, the mask included.")
+    about = "Ids of the vocabulary, the mask included (default: those of init or of the preset, otherwise 50258)."
+    parser.add_argument("--vocab_size", type=int, help=about)
     parser.add_argument("--json", action="store_true", help="Print JSON and nothing else.")
 
 

@@ -25,6 +25,7 @@ def run(argv: Sequence[str]) -> int:
     option("--length", type=int, help="Tokens of a sample, the prompt included (default: the training length).")
     option("--prompt", type=str, help="The text that every sample begins with.")
     option("--prompt_file", type=str, help='One prompt per line, or .jsonl with "prompt"; num_samples for each.')
+    option("--chat", action="store_true", help="The prompt is a question, rendered by the tokenizer's chat template.")
     add_options(made)
     options = parse(made, argv)
     if options["prompt"] is not None and options["prompt_file"] is not None:
@@ -38,6 +39,8 @@ def plan(lm: LanguageModel, options: Mapping[str, Any]) -> Job:
 
     number = options["num_samples"]
     length = lm.net.config.length if options["length"] is None else options["length"]
+    if options["chat"]:
+        return chat_job(lm, options, length)
     if options["prompt_file"] is None:
         prompt = options["prompt"] or ""
         stream = functools.partial(lm.stream, prompt, number, length)
@@ -47,6 +50,20 @@ def plan(lm: LanguageModel, options: Mapping[str, Any]) -> Job:
     content = hashlib.sha256(json.dumps(records).encode()).hexdigest()
     stream = functools.partial(lm.stream, texts, len(texts), length)
     return Job(len(texts), length, stream, lambda i: dict(records[i // number]), cut=True, content=content)
+
+
+def chat_job(lm: LanguageModel, options: Mapping[str, Any], length: int) -> Job:
+    """The answers to a question, or to each question of a file."""
+    from .generate import Job
+
+    if options["prompt"] is None and options["prompt_file"] is None:
+        raise ValueError("--chat needs a question: give --prompt or --prompt_file")
+    file, number = options["prompt_file"], options["num_samples"]
+    records = [{"prompt": options["prompt"]}] if file is None else read_prompts(Path(file))
+    rows = [lm.tokenizer.chat.row(record["prompt"], length) for record in records for _ in range(number)]
+    content = hashlib.sha256(json.dumps([records, lm.tokenizer.chat_template]).encode()).hexdigest()
+    stream = functools.partial(lm.stream, tokens=rows)
+    return Job(len(rows), length, stream, lambda i: dict(records[i // number]), cut=True, content=content, chat=True)
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:

@@ -6,8 +6,9 @@ only `core` and `runtime`.
 """
 
 from ..core.batch import Batch
+from .chat import ChatFormat
 from .corpora import Corpus, corpus
-from .documents import Document
+from .documents import Document, Message
 from .loader import Loader
 from .manifest import Manifest, Shard, Split
 from .options import PrepareOptions
@@ -16,10 +17,12 @@ from .tokenizer import Tokenizer, tokenizer
 
 __all__ = [
     "Batch",
+    "ChatFormat",
     "Corpus",
     "Document",
     "Loader",
     "Manifest",
+    "Message",
     "PrepareOptions",
     "Shard",
     "Split",

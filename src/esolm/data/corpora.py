@@ -63,8 +63,8 @@ def corpus(spec: str, reading: Reading | None = None) -> Corpus:
 
 
 def digest(document: Document, seed: int = 0) -> int:
-    """Return 64 bits of hash of the prompt, so that its targets stay together, or of the text if it has no prompt."""
-    key = document.prompt or document.text
+    """Return 64 bits of hash of the group or the prompt, so that its targets stay together, or else of the text."""
+    key = document.group or document.prompt or document.text
     hashed = hashlib.blake2b(key.encode(), digest_size=8, key=seed.to_bytes(8, "little", signed=True))
     return int.from_bytes(hashed.digest(), "little")
 

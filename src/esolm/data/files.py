@@ -51,6 +51,8 @@ def expand(path: str) -> list[tuple[str, Path]]:
 def read(path: Path, name: str, reading: Reading) -> Iterator[Document]:
     """Yield the non-empty documents of one file; `name` stands for the file in error messages."""
     kind = _kind(path)
+    if reading.messages_field is not None and kind not in _JSON:
+        raise ValueError(f"{name} is not {' or '.join(_JSON)}, which chats are read from: write one JSON record a line")
     prompt = None if reading.prompt_field is None else ""  # plain text has no prompt field: only the separator is given
     with _open(path) as file:
         try:

@@ -59,7 +59,11 @@ class Loader:
         if counts is None:
             return Batch(x)
         head = torch.arange(x.shape[1]) < torch.from_numpy(counts)[:, None]
-        return Batch(x, None, head) if self.manifest.packing == "conditional" else Batch(x, head, None)
+        if self.manifest.packing != "conditional":
+            return Batch(x, head, None)
+        num_eos = (self.manifest.request.get("conditional") or {}).get("num_eos")
+        valid = None if num_eos is None else (~head & (x == self.manifest.eos_id)).cumsum(1) <= num_eos
+        return Batch(x, valid, head)
 
     @property
     def _split(self) -> Split:

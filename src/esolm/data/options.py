@@ -38,7 +38,8 @@ class PrepareOptions:
     holdout: int | None = None
     """Hold out the last N documents instead (openwebtext: 100000)."""
     packing: Literal["wrap", "cls", "pad", "single", "conditional"] | None = None
-    """How documents become sequences: wrap, cls, pad, single or conditional (default: cls for lm1b, otherwise wrap)."""
+    """How documents become sequences: wrap, cls, pad, single or conditional (default: conditional for chats, cls for
+    lm1b, otherwise wrap)."""
     field: str = "text"
     """The field of a JSON record that contains the text."""
     prompt_field: str = "prompt"
@@ -49,6 +50,16 @@ class PrepareOptions:
     """Tokens reserved for a target and its EOS, for the conditional packing (default: a quarter of the length)."""
     separator: str = "\n"
     """Text appended to every prompt, for the conditional packing."""
+    num_eos: int | None = None
+    """EOS tokens that are scored after a target, for the conditional packing; what follows is padding (default: all to
+    the end of the sequence, which any-order systems need; 1 is enough for ar)."""
+    chat: bool = False
+    """Whether records are conversations, or prompts and targets as turns of user and assistant, rendered by the
+    tokenizer's chat template (needs esolm[hf]); answers are scored."""
+    messages_field: str = "messages"
+    """The field that contains the messages of a conversation, each with a role and a content."""
+    turns: Literal["last", "all"] = "last"
+    """The answers of a conversation that are learned: the last, or all, each in a sequence of its own."""
     lines: bool = False
     """Whether each line of a text file is a document."""
     detokenizer: Literal["lm1b", "wikitext", "ptb", "lambada"] | None = None
@@ -62,12 +73,15 @@ class PrepareOptions:
     work at the same time. The same call without it then joins the parts; the result is that of one process."""
 
     def __post_init__(self) -> None:
-        conditional = (self.prompt_field, self.target_field, self.target_length, self.separator)
-        if not self.conditional and conditional != ("prompt", "target", None, "\n"):
+        conditional = (self.prompt_field, self.target_field, self.target_length, self.separator, self.num_eos)
+        if not self.conditional and conditional != ("prompt", "target", None, "\n", None):
             raise ValueError(
-                "prompt_field, target_field, target_length and separator apply only to the conditional packing: give "
-                "--packing conditional, or omit them"
+                "prompt_field, target_field, target_length, separator and num_eos apply only to the conditional "
+                "packing: give --packing conditional, or omit them"
             )
+        self._check_chat()
+        if self.num_eos is not None and self.num_eos < 1:
+            raise ValueError(f"num_eos is {self.num_eos}: it must be at least 1, or null for all")
         if self.holdout is not None and self.holdout < 1:
             raise ValueError(f"holdout is {self.holdout}: it must be at least 1")
         if self.part is not None and trained(self.tokenizer):
@@ -77,20 +91,41 @@ class PrepareOptions:
             )
         self.part_of  # noqa: B018  raises for a malformed part
 
+    def _check_chat(self) -> None:
+        if not self.chat:
+            if (self.messages_field, self.turns) != ("messages", "last"):
+                raise ValueError("messages_field and turns apply only to chats: add --chat true, or omit them")
+            return
+        if not self.conditional:
+            raise ValueError(f"packing is {self.packing}, and chats need conditional: omit it")
+        if (self.target_length, self.separator, self.detokenizer) != (None, "\n", None):
+            raise ValueError(
+                "target_length, separator and detokenizer have no effect on chats, which the template renders whole: "
+                "omit them"
+            )
+        if trained(self.tokenizer):
+            raise ValueError(
+                f"tokenizer {self.tokenizer} is trained on the corpus and has no chat template: give the folder of a "
+                "tokenizer or model that has one"
+            )
+
     @property
     def conditional(self) -> bool:
         """Whether sequences have a prompt."""
-        return self.packing == "conditional"
+        return self.packing == "conditional" or (self.chat and self.packing is None)
 
     @property
     def reading(self) -> Reading:
         """How files and records are read."""
         prompt_field = self.prompt_field if self.conditional else None
-        return Reading(self.field, prompt_field, self.target_field, self.lines)
+        messages_field = self.messages_field if self.chat else None
+        return Reading(self.field, prompt_field, self.target_field, self.lines, messages_field, self.turns)
 
     @property
-    def reserved(self) -> int:
-        """Tokens reserved for a target and its EOS."""
+    def reserved(self) -> int | None:
+        """Tokens reserved for a target and its EOS; None for chats, whose prompts are not cut."""
+        if self.chat:
+            return None
         return self.length // 4 if self.target_length is None else self.target_length
 
     @property

@@ -46,23 +46,32 @@ class PackingTotals:
 Packing = Callable[[Iterable[Chunk], PackingTotals], Iterator[PackedRows]]
 
 
-def packing(name: str, length: int, eos_id: int | None, bos_id: int | None, target_length: int) -> Packing:
+def packing(
+    name: str,
+    length: int,
+    eos_id: int | None,
+    bos_id: int | None,
+    target_length: int | None,
+    num_eos: int | None = None,
+) -> Packing:
     """Return the packing called `name`.
 
-    target_length: tokens reserved for a target and its EOS in the conditional packing.
+    For the conditional packing, target_length: tokens reserved for a target and its EOS; None: prompts are not cut.
+    num_eos: EOS tokens that are scored after a target; None: all.
     """
     if name not in PACKINGS:
         raise ValueError(f"no packing {name!r}: choose one of {', '.join(PACKINGS)}")
     if length < 4:
         raise ValueError(f"length is {length}: it must be at least 4")
-    if name == "conditional" and not 1 < target_length <= length:
+    if name == "conditional" and target_length is not None and not 1 < target_length <= length:
         raise ValueError(f"target_length is {target_length}: it must be at least 2 and at most length, {length}")
     if eos_id is None or bos_id is None:
         raise ValueError(
             f"packing {name!r} needs an EOS token, which this tokenizer does not have: choose another tokenizer"
         )
     if name == "conditional":
-        return partial(conditional, length=length, eos=eos_id, prompt_length=length - target_length)
+        prompt_length = length if target_length is None else length - target_length
+        return partial(conditional, length=length, eos=eos_id, prompt_length=prompt_length, num_eos=num_eos)
     if name == "cls":
         return partial(cls, length=length, bos=bos_id)
     return partial({"wrap": wrap, "pad": pad, "single": single}[name], length=length, eos=eos_id)
@@ -113,12 +122,18 @@ def single(chunks: Iterable[Chunk], totals: PackingTotals, length: int, eos: int
 
 
 def conditional(
-    chunks: Iterable[Chunk], totals: PackingTotals, length: int, eos: int, prompt_length: int
+    chunks: Iterable[Chunk],
+    totals: PackingTotals,
+    length: int,
+    eos: int,
+    prompt_length: int,
+    num_eos: int | None = None,
 ) -> Iterator[PackedRows]:
     """Put the last `prompt_length` tokens of a prompt, its target, and EOS to the end in each row.
 
     How much of a prompt is kept does not depend on its target, which is unknown when sampling. A target that does not
-    fit with one EOS is skipped, because a truncated one would teach a wrong end.
+    fit with one EOS is skipped, because a truncated one would teach a wrong end. The loader turns all but the first
+    `num_eos` EOS into padding.
     """
     for chunk in chunks:
         rows, given = [], []
@@ -135,6 +150,6 @@ def conditional(
             row[: kept + text] = chunk.ids[start - kept : end]
             rows.append(row)
             given.append(kept)
-            totals.tokens += int(length - kept)
+            totals.tokens += int(length - kept if num_eos is None else text + min(num_eos, length - kept - text))
             totals.bytes += int(size)
         yield PackedRows(np.array(rows, np.int64).reshape(-1, length), np.array(given, np.int64))

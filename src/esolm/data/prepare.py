@@ -17,6 +17,7 @@ from typing import Any
 from ..runtime.progress import progress
 from . import corpora, detokenize, shards
 from . import packing as packings
+from .chat import ChatFormat
 from .corpora import Corpus
 from .documents import Document, SplitStream, TooLittleText
 from .manifest import FORMAT, Manifest, id_type
@@ -79,6 +80,7 @@ class PrepareInputs:
     train: Corpus
     valid: Corpus | None
     tokenizer: Tokenizer | None  # None until it is trained
+    chat: ChatFormat | None = None
 
     @classmethod
     def read(cls, options: PrepareOptions) -> PrepareInputs:
@@ -87,12 +89,12 @@ class PrepareInputs:
         corpus = corpora.corpus(options.corpus, options.reading)
         train = replace(
             corpus,
-            packing=options.packing or corpus.packing,
+            packing="conditional" if options.conditional else options.packing or corpus.packing,
             detokenizer=detokenize.known(options.detokenizer) or corpus.detokenizer,
             holdout=corpus.holdout if options.holdout is None else options.holdout,
         )
         tokenizer = None if trained(options.tokenizer) else make_tokenizer(options.tokenizer)
-        inputs = cls(options, train, valid, tokenizer)
+        inputs = cls(options, train, valid, tokenizer, tokenizer.chat if options.chat and tokenizer else None)
         if options.holdout is not None and (valid or train.valid):
             raise ValueError(f"holdout is {options.holdout}, but the valid split is {inputs.own_split}: choose one")
         if inputs.own_split and (options.valid_fraction, options.seed) != (0.05, 0):
@@ -118,7 +120,15 @@ class PrepareInputs:
     def request(self) -> dict[str, Any]:
         """Everything that determines the result, with inputs by name and hash, without paths of this machine."""
         options, train, valid, tokenizer = self.options, self.train, self.valid, self.tokenizer
-        conditional = {"target_length": options.reserved, "separator": options.separator}
+        conditional: dict[str, Any] = {"target_length": options.reserved, "separator": options.separator}
+        if options.num_eos is not None:
+            conditional["num_eos"] = options.num_eos
+        reading = vars(options.reading)
+        if self.chat is None:  # the request of other data is what it was before there were chats
+            reading = {key: value for key, value in reading.items() if key not in ("messages_field", "turns")}
+        else:
+            template = self.chat.tokenizer.chat_template or ""
+            conditional = {**conditional, "chat_template": hashlib.sha256(template.encode()).hexdigest()}
         return {
             "format": FORMAT,
             "corpus": {"name": train.name, "sources": train.sources},
@@ -129,7 +139,7 @@ class PrepareInputs:
             "valid_fraction": options.valid_fraction,
             "holdout": train.holdout,
             "seed": options.seed,
-            "reading": vars(options.reading),
+            "reading": reading,
             "detokenizer": train.detokenizer,
             "length": options.length,
             "packing": train.packing,
@@ -144,8 +154,11 @@ def _build(work: Path, stream: SplitStream, inputs: PrepareInputs, request: dict
     """
     options, train = inputs.options, inputs.train
     tokenizer = inputs.tokenizer or _trained(work, options.tokenizer, stream, train.detokenizer, inputs.size)
-    pack = packings.packing(train.packing, options.length, tokenizer.eos_id, tokenizer.bos_id, options.reserved)
+    ids = tokenizer.eos_id, tokenizer.bos_id
+    pack = packings.packing(train.packing, options.length, *ids, options.reserved, options.num_eos)
     encode = partial(shards.encode, tokenizer, train.detokenizer, options.separator)
+    if inputs.chat is not None:
+        encode = partial(shards.encode_chats, inputs.chat)
     chunks = _encoded(work, stream, encode, inputs)
     if options.part is not None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from .chat import ChatFormat
 from .detokenize import detokenize
 from .documents import Document
 from .manifest import Shard, Split
@@ -24,7 +26,16 @@ def encode(tokenizer: Tokenizer, detokenizer: str | None, separator: str, docume
     """Encode documents; the separator is appended to each prompt."""
     texts = [detokenize(d.text, detokenizer) for d in documents]
     prompts = ["" if d.prompt is None else detokenize(d.prompt, detokenizer) + separator for d in documents]
-    ids, heads = tokenizer.encode_batch(texts), tokenizer.encode_batch(prompts)
+    return _chunk(tokenizer.encode_batch(prompts), tokenizer.encode_batch(texts), texts)
+
+
+def encode_chats(chat: ChatFormat, documents: Sequence[Document]) -> Chunk:
+    """Encode answers and the messages before them by the chat template."""
+    pairs = chat.pairs([(json.loads(d.prompt or "[]"), d.text) for d in documents])
+    return _chunk([head for head, _ in pairs], [ids for _, ids in pairs], [d.text for d in documents])
+
+
+def _chunk(heads: Sequence[list[int]], ids: Sequence[list[int]], texts: Sequence[str]) -> Chunk:
     flat = [np.array(part, np.uint32) for pair in zip(heads, ids) for part in pair if part]
     return Chunk(
         ids=np.concatenate(flat) if flat else np.empty(0, np.uint32),

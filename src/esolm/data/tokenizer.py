@@ -12,13 +12,19 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from .documents import TooLittleText
 
+if TYPE_CHECKING:
+    from .chat import ChatFormat
+
 EOS, MASK = "<|endoftext|>", "<|mask|>"
+CHAT = "chat_template.jinja"
+"""The file of the chat template, as transformers names it."""
 _MASKS = (MASK, "[MASK]", "<mask>")
 _ENDS = (EOS, "</s>", "[SEP]", "<eos>", "[EOS]", "<|end_of_text|>")
 _BEGINNINGS = ("[CLS]", "<s>", "<bos>", "[BOS]", "<|begin_of_text|>")
@@ -29,7 +35,7 @@ SPECS = "bytes, bpe:SIZE, gpt2, bert-base-uncased, NAME:PATH, or the path of a t
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` and the ids of its mask, EOS and BOS tokens."""
+    """A `tokenizers.Tokenizer`, the ids of its mask, EOS and BOS tokens, and its chat template if it has one."""
 
     def __init__(
         self,
@@ -38,12 +44,14 @@ class Tokenizer:
         mask_id: int,
         eos_id: int | None = None,
         bos_id: int | None = None,
+        chat_template: str | None = None,
     ) -> None:
         core.encode_special_tokens = True
         core.no_padding()
         core.no_truncation()
         self.core, self.name = core, name
         self.mask_id, self.eos_id, self.bos_id = mask_id, eos_id, bos_id
+        self.chat_template = chat_template  # jinja, rendered by `chat`
         # Includes the mask. From the largest id, because a vocabulary may have gaps.
         self.vocab_size = max(core.get_vocab().values()) + 1
 
@@ -56,6 +64,13 @@ class Tokenizer:
     def spaced(self) -> bool:
         """Whether tokens include the space before a word, as in GPT-2's vocabulary."""
         return any(len(piece) > 1 and piece[0] in "\u0120\u2581" for piece in self.core.get_vocab())
+
+    @functools.cached_property
+    def chat(self) -> ChatFormat:
+        """Encodes conversations by the chat template; raises ValueError if there is none."""
+        from .chat import ChatFormat
+
+        return ChatFormat(self)
 
     def encode(self, text: str) -> list[int]:
         """Encode a text without adding special tokens."""
@@ -77,17 +92,19 @@ class Tokenizer:
         core = tokenizers.Tokenizer.from_str(self.core.to_str())
         unused = (f"<|unused_{i}|>" for i in range(self.vocab_size, size))
         core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in unused])
-        found = Tokenizer(core, self.name, self.mask_id, self.eos_id, self.bos_id)
+        found = Tokenizer(core, self.name, self.mask_id, self.eos_id, self.bos_id, self.chat_template)
         if found.vocab_size != size:
             raise ValueError(f"tokenizer {self.name} cannot be widened from {self.vocab_size} to {size} ids")
         return found
 
     def save(self, folder: str | Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_ids.json` into a folder."""
+        """Write `tokenizer.json`, `tokenizer_ids.json` and, if there is a template, `chat_template.jinja`."""
         folder = Path(folder)
         ids = {"name": self.name, "mask_id": self.mask_id, "eos_id": self.eos_id, "bos_id": self.bos_id}
         (folder / "tokenizer.json").write_text(self.core.to_str(), encoding="utf-8")
         (folder / "tokenizer_ids.json").write_text(json.dumps(ids, indent=1) + "\n", encoding="utf-8")
+        if self.chat_template is not None:
+            (folder / CHAT).write_bytes(self.chat_template.encode())  # bytes: its line ends are part of it
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -95,7 +112,7 @@ class Tokenizer:
         folder = Path(folder)
         try:
             ids = json.loads((folder / "tokenizer_ids.json").read_text(encoding="utf-8"))
-            return cls(_read(folder / "tokenizer.json"), **ids)
+            return cls(_read(folder / "tokenizer.json"), **ids, chat_template=_chat_template(folder))
         except (OSError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(
                 f"no saved tokenizer in {folder}: {error}; `esolm prepare` writes tokenizer.json and tokenizer_ids.json"
@@ -198,6 +215,13 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 
 
 def _from_path(path: Path, name: str) -> Tokenizer:
+    """Load a tokenizer, and the chat template beside it, from a folder or a file."""
+    found = _from_files(path, name)
+    found.chat_template = _chat_template(path if path.is_dir() else path.parent)
+    return found
+
+
+def _from_files(path: Path, name: str) -> Tokenizer:
     """Load tokenizer.json, vocab.json with merges.txt, or vocab.txt, from a folder or as the file itself."""
     folder = path if path.is_dir() else path.parent
     found = {p.name for p in folder.iterdir()} if path.is_dir() else {path.name}
@@ -217,10 +241,24 @@ def _from_path(path: Path, name: str) -> Tokenizer:
     raise ValueError(f"no tokenizer in {path}: it needs tokenizer.json, vocab.json with merges.txt, or vocab.txt")
 
 
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _chat_template(folder: Path) -> str | None:
+    """Return the template in chat_template.jinja, or in tokenizer_config.json, or None."""
+    if (folder / CHAT).is_file():
+        return (folder / CHAT).read_bytes().decode()
+    found = _config(folder).get("chat_template")
+    if isinstance(found, list):  # several with names
+        found = next((each.get("template") for each in found if each.get("name") == "default"), None)
+    return found if isinstance(found, str) else None
+
+
 def _declared(folder: Path) -> dict[str, str]:
     """Return the special tokens named by a tokenizer_config.json in the folder."""
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = _config(folder)
     tokens = {role: config.get(role) for role in ("mask_token", "eos_token", "bos_token")}
     return {r: t["content"] if isinstance(t, dict) else t for r, t in tokens.items() if t}
 

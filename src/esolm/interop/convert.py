@@ -220,7 +220,7 @@ def download(source: str, file: str | None = None) -> Path:
     try:
         if file is not None:
             return Path(hf_hub_download(source.removesuffix(f"/{file}"), file))
-        return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+        return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
     except Exception as error:  # no network, no such repository
         raise ValueError(
             f"no file or folder {source}, and it could not be downloaded from the hub: {error!s:.200}"

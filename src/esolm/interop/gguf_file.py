@@ -186,4 +186,6 @@ def stored_tokenizer(path: Path, fields: dict[str, Any]) -> Tokenizer | None:
     roles = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "mask_token": "mask_token_id"}
     ids = {role: fields.get(f"tokenizer.ggml.{key}") for role, key in roles.items()}
     declared = {role: tokens[i] for role, i in ids.items() if i is not None and i < len(tokens)}
-    return from_json(core.to_str(), path.stem, declared)
+    found = from_json(core.to_str(), path.stem, declared)
+    found.chat_template = fields.get("tokenizer.chat_template")
+    return found

@@ -106,4 +106,4 @@ def _with_ids(words: Tokenizer, kept: list[int]) -> Tokenizer:
         token["ids"] = [new[old] for old in token["ids"]]
     core = tokenizers.Tokenizer.from_str(json.dumps(stored))
     ids = {name: None if (old := getattr(words, name)) is None else new[old] for name in ("eos_id", "bos_id")}
-    return Tokenizer(core, words.name, new[words.mask_id], **ids)
+    return Tokenizer(core, words.name, new[words.mask_id], **ids, chat_template=words.chat_template)

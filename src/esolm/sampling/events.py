@@ -5,6 +5,7 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +58,12 @@ class Samples:
         first = repr(self.texts[0] if len(self.texts[0]) <= 60 else f"{self.texts[0][:60]}…") if self.texts else ""
         more = f", and {len(self) - 1} more" if len(self) > 1 else ""
         return f"Samples({first}{more}; {self.passes} passes, {self.seconds:.2f} s)"
+
+
+def until(ids: list[int], end: int | None, drawn: Container[int] | None = None) -> list[int]:
+    """The tokens before the first end token; of those at drawn positions, if these are given."""
+    ends = (i for i, token in enumerate(ids) if token == end and (drawn is None or i in drawn))
+    return ids[: next(ends, None)]
 
 
 def tally(step: Step) -> Tensor:

@@ -1,6 +1,6 @@
 """A model in one folder, as written by `esolm export`, `esolm convert` and transformers.
 
-    config.json model.safetensors tokenizer.json tokenizer_ids.json tokenizer_config.json
+    config.json model.safetensors tokenizer.json tokenizer_ids.json tokenizer_config.json [chat_template.jinja]
 
 Weights have the names of the network with the prefix `net.`; `config.json` describes the network and the system.
 """

@@ -59,9 +59,10 @@ class CountingNet(nn.Module):
         whole = () if isinstance(visibility, Packed) else (Part(tokens.shape[0], visibility, out.span),)
         counts, first = self.counts, 0
         for batch, seen, span in visibility.parts if isinstance(visibility, Packed) else whole:
-            copies = batch // seen.rank.shape[0]
-            counts.pairs += float(seen.dense().sum()) * copies
-            counts.last_pairs += float(seen.dense(span).sum()) * copies
+            every, last = seen.dense(), seen.dense(span)
+            copies = batch // every.shape[0]  # one label may be common to all rows where another is not
+            counts.pairs += float(every.sum()) * copies
+            counts.last_pairs += float(last.sum()) * copies
             end = first + batch * seen.rank.shape[1]
             if seen.num_z and seen.kind != "block":  # z rows without logits are padding
                 counts.padding += batch * seen.num_z - int(((asked >= first) & (asked < end)).sum())

@@ -187,3 +187,5 @@ class CorpusOptions:
     """The tokenizer, as `esolm prepare` takes it."""
     length: int = 256
     """Tokens in one example."""
+    vocab_size: int | None = None
+    """Ids of the tokenizer, the mask included, for `esolm plan`; training takes them from the data."""

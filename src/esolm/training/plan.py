@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from .config import RunConfig
+from ..net.config import with_defaults
+from ..storage import checkpoint, folder
+from ..storage.models import locate
+from .config import SIZES, RunConfig
 from .cost import count, memory, traffic, tuned_parameters
+
+GPT2_IDS = 50258
+"""Of GPT-2's tokenizer with a mask."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,25 @@ class _Ids(NamedTuple):
     eos_id: int
 
 
-def plan(config: RunConfig, cluster: Cluster, vocab_size: int) -> dict[str, Any]:
-    """All figures of a run. vocab_size: of the tokenizer, the mask included."""
+def initial_sizes(config: RunConfig) -> dict[str, Any]:
+    """The fields of the network that `init` names, if it is a model folder or a run that exists; otherwise none."""
+    if config.init is None or not Path(config.init).is_dir():
+        return {}
+    path = Path(config.init)
+    if folder.is_model(path):
+        return with_defaults(json.loads((path / "config.json").read_text(encoding="utf-8"))["net"])
+    return with_defaults(checkpoint.read(locate(path)[0])["identity"]["net"])
+
+
+def plan(config: RunConfig, cluster: Cluster, vocab_size: int | None = None) -> dict[str, Any]:
+    """All figures of a run.
+
+    vocab_size: of the tokenizer, the mask included; None: that of `init`, of the configuration, or of GPT-2.
+    """
+    start = initial_sizes(config)
+    config = dataclasses.replace(config, net={**config.net, **{name: start[name] for name in SIZES if start}})
+    if vocab_size is None:
+        vocab_size = start.get("vocab_size") or config.corpus.vocab_size or GPT2_IDS
     if vocab_size < 2:
         raise ValueError(f"vocab_size is {vocab_size}; it must be at least 2")
     net = config.net_config(vocab_size, config.net.get("length") or config.corpus.length)
