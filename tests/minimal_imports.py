@@ -15,7 +15,7 @@ import esolm
 
 EXTRAS = {
     "accelerate", "datasets", "huggingface_hub", "lm_eval", "matplotlib", "rdkit", "tensorboard", "transformers",
-    "wandb", "zstandard", "gguf", "llama_cpp",
+    "wandb", "zstandard", "gguf", "llama_cpp", "fastapi", "uvicorn", "starlette", "prometheus_client", "ray",
 }  # fmt: skip
 WRAPPERS = {"esolm.interop.hf": "esolm[hf]", "esolm.interop.harness": "esolm[eval]"}
 """What their error must name."""

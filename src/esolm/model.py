@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import re
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from .likelihood.orders import LogProb
 from .net.native.engine import fold_for
 from .net.protocol import Network
 from .runtime import machine
-from .sampling.events import Event, Samples, Speculation, tally
+from .sampling.events import Event, Samples, Speculation, tally, until
 from .sampling.options import SamplingOptions
 from .sampling.request import Request, Step
 from .storage.models import read_model
@@ -211,9 +211,8 @@ class LanguageModel:
         places = [list(p) if isinstance(p, Sequence) else p for p in given or ()]
         each = places if places and isinstance(places[0], list) else [places]
         if {len(contexts), len(each)} - {1, len(texts)}:
-            raise ValueError(
-                f"{len(texts)} texts, {len(contexts)} contexts, {len(each)} given: give one, or one for each"
-            )
+            counts = f"{len(texts)} texts, {len(contexts)} contexts, {len(each)} given"
+            raise ValueError(f"{counts}: give one, or one for each")
         rows, kept = [], []
         for i, ids in enumerate(texts):
             before, seen = contexts[i % len(contexts)], set(each[i % len(each)])
@@ -272,6 +271,19 @@ class LanguageModel:
 
     def _stream(self, rows: list[Row], total: int, part: range | None, options: SamplingOptions) -> Iterator[Event]:
         """Sample rows[i % len(rows)] for each sample i of `part`, in batches that are made one after another."""
+        self.check_rows(rows)
+        part = range(total) if part is None else part
+        longest, firsts = max(map(len, rows)), part[:: options.batch_size]
+
+        def batch(first: int) -> tuple[Request, Schedule, Randomness]:
+            some = [rows[i % len(rows)] for i in range(first, min(first + options.batch_size, part.stop))]
+            return self.planned(some, longest, options, first, total)
+
+        begun = [batch(first) for first in firsts[:1]]  # a wrong request fails before any work
+        return self._run(itertools.chain(begun, map(batch, firsts[1:])))
+
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        """Raise ValueError unless the rows have known tokens and there is a token to draw."""
         if not rows:
             raise ValueError("there is nothing to generate: give at least one prompt, text or row of tokens")
         if not all(rows):
@@ -279,17 +291,17 @@ class LanguageModel:
         self._check(t for row in rows for t in row if t is not None)
         if not any(None in row for row in rows):
             raise ValueError("every token is given, which leaves nothing to generate: raise length")
-        part = range(total) if part is None else part
-        longest, firsts = max(map(len, rows)), part[:: options.batch_size]
 
-        def batch(first: int) -> tuple[Request, Schedule, Randomness]:
-            some = [rows[i % len(rows)] for i in range(first, min(first + options.batch_size, part.stop))]
-            request = self._request(some, longest, options)
-            rng = Randomness(fold(options.seed, "sample"), first, total)
-            return request, self.system.plan(request, rng), rng
-
-        begun = [batch(first) for first in firsts[:1]]  # a wrong request fails before any work
-        return self._run(itertools.chain(begun, map(batch, firsts[1:])))
+    def planned(
+        self, rows: Sequence[Row], longest: int, options: SamplingOptions, first: int, total: int
+    ) -> tuple[Request, Schedule, Randomness]:
+        """Samples first, first + 1, … of `total` as the system takes them, padded to `longest` tokens."""
+        lengths = torch.tensor([len(row) for row in rows])
+        x = torch.tensor([[0 if t is None else t for t in row] + [0] * (longest - len(row)) for row in rows])
+        given = torch.tensor([[t is not None for t in row] + [False] * (longest - len(row)) for row in rows])
+        request = Request(x.to(self.net.device), given, torch.arange(longest) < lengths[:, None], options)
+        rng = Randomness(fold(options.seed, "sample"), first, total)
+        return request, self.system.plan(request, rng), rng
 
     def _run(self, batches: Iterable[tuple[Request, Schedule, Randomness]]) -> Iterator[Event]:
         for request, schedule, rng in batches:
@@ -312,12 +324,6 @@ class LanguageModel:
                 tokens[row, step.position[row, column]] = step.token.cpu()[row, column]
                 yield Event(k, schedule.sizes.shape[1], step, tokens, schedule, first, time.perf_counter() - begin)
                 begin = time.perf_counter()
-
-    def _request(self, rows: Sequence[Row], longest: int, options: SamplingOptions) -> Request:
-        lengths = torch.tensor([len(row) for row in rows])
-        x = torch.tensor([[0 if t is None else t for t in row] + [0] * (longest - len(row)) for row in rows])
-        given = torch.tensor([[t is not None for t in row] + [False] * (longest - len(row)) for row in rows])
-        return Request(x.to(self.net.device), given, torch.arange(longest) < lengths[:, None], options)
 
 
 def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Samples:
@@ -342,9 +348,3 @@ def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Sam
             texts.append(lm.tokenizer.decode(until(ids, lm.tokenizer.eos_id, drawn) if cut else ids))
     nfe, *tried = torch.cat(list(work.values())).T.tolist()
     return Samples(texts, tokens, nfe, passes, steps, seconds, Speculation(*tried) if speculative else None)
-
-
-def until(ids: list[int], end: int | None, drawn: Container[int] | None = None) -> list[int]:
-    """The tokens before the first end token; of those at drawn positions, if these are given."""
-    ends = (i for i, token in enumerate(ids) if token == end and (drawn is None or i in drawn))
-    return ids[: next(ends, None)]

@@ -15,13 +15,13 @@ import esolm
 ROOT = Path(esolm.__file__).parent
 TESTS = Path(__file__).parents[1]
 PACKAGES = (
-    "core", "runtime", "net", "sampling", "systems", "data", "likelihood", "storage", "training", "model", "metrics",
-    "interop", "viz", "bench", "cli", "__main__",
+    "core", "runtime", "net", "sampling", "systems", "data", "likelihood", "storage", "training", "model", "serving",
+    "metrics", "interop", "viz", "bench", "cli", "__main__",
 )  # fmt: skip
 """In import order: a package imports itself and the ones before it. `model` is a module."""
 EXTRAS = {
     "transformers", "datasets", "matplotlib", "rdkit", "lm_eval", "huggingface_hub", "tensorboard", "wandb",
-    "zstandard", "gguf", "llama_cpp",
+    "zstandard", "gguf", "llama_cpp", "fastapi", "uvicorn", "pydantic", "starlette", "prometheus_client", "ray",
 }  # fmt: skip
 WRAPPERS = {"interop/hf": "transformers", "interop/harness": "lm_eval"}
 """Modules that subclass an extra's classes, and so import it at the top."""

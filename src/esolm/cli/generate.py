@@ -19,11 +19,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..model import LanguageModel, collect, load, until
+from ..model import LanguageModel, collect, load
 from ..runtime import distributed, files
 from ..runtime.distributed import Ranks
 from ..runtime.machine import keep_memory, pick_device, pick_weights
-from ..sampling.events import Event, Samples, Speculation
+from ..sampling.events import Event, Samples, Speculation, until
 from ..storage import folder
 from ..storage.models import find_folder, locate
 from ..viz import frames, picture, terminal
