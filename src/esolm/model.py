@@ -170,11 +170,12 @@ class LanguageModel:
         texts = [text] if isinstance(text, str) else list(text)
         if num_samples < 1:
             raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
-        rows = [self._with_blanks(each, blank, tokens_per_blank) for each in texts]
+        rows = [self.row_with_blanks(each, blank, tokens_per_blank) for each in texts]
         repeated = [row for row in rows for _ in range(num_samples)]
         return self._stream(repeated, len(repeated), part, SamplingOptions(**options))
 
-    def _with_blanks(self, text: str, blank: str, tokens_per_blank: int | Sequence[int]) -> Row:
+    def row_with_blanks(self, text: str, blank: str, tokens_per_blank: int | Sequence[int]) -> Row:
+        """The tokens of a text, with None for those of its blanks."""
         parts = re.split(f"{BLANK}_*", text) if blank == BLANK else text.split(blank)
         if self.tokenizer.spaced:  # the space before a blank is part of the word that fills it
             parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
@@ -265,9 +266,7 @@ class LanguageModel:
         vocabulary = self.net.config.vocab_size
         for token in tokens:
             if not 0 <= token < vocabulary or token == self.system.mask_id:
-                raise ValueError(
-                    f"token {token} is not one of the {vocabulary} ids of the vocabulary, or it is the mask"
-                )
+                raise ValueError(f"token {token} is not one of the {vocabulary} ids of the vocabulary, or the mask")
 
     def _stream(self, rows: list[Row], total: int, part: range | None, options: SamplingOptions) -> Iterator[Event]:
         """Sample rows[i % len(rows)] for each sample i of `part`, in batches that are made one after another."""

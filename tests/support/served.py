@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,9 +32,9 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 assert foreign.FixedRate
 
 
-def model(name: str = "esolm", dtype: torch.dtype = torch.float64, **sizes: Any) -> LanguageModel:
+def model(name: str = "esolm", dtype: torch.dtype = torch.float64, length: int = LENGTH, **sizes: Any) -> LanguageModel:
     system, options = SYSTEMS[name]
-    net = toy.network(BYTES.vocab_size, LENGTH, dtype, **sizes)
+    net = toy.network(BYTES.vocab_size, length, dtype, **sizes)
     return LanguageModel(net, toy.make(system, BYTES.mask_id, **options), BYTES)
 
 
@@ -72,3 +77,26 @@ def alone(lm: LanguageModel, row: Row, options: SamplingOptions) -> tuple[str, l
     """Text and tokens of the same request by the library."""
     found = lm.sample(tokens=[row], **vars(options))
     return found.texts[0], found.tokens[0]
+
+
+@contextlib.contextmanager
+def live(engine: Any, **options: Any) -> Iterator[str]:
+    """A server on a free port of this machine, in a thread; its address."""
+    import uvicorn
+
+    from esolm.serving.options import ServerOptions
+    from esolm.serving.routes import make_app
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(make_app(engine, ServerOptions(**options)), log_level="warning")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()

@@ -72,7 +72,7 @@ def call(
     return net(tokens, position, visibility, cache=cache, out=out)
 
 
-def without_start(steps: Iterator[Step]) -> Iterator[Step]:
+def without_start(steps: Iterator[Step]) -> Iterator[Any]:
     """The steps of texts with a start token, as those of the texts alone."""
     assert isinstance(steps, Generator)
     try:

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from ..model import LanguageModel, Row
 from ..net.cache import KVCache
 from ..sampling.options import SamplingOptions
 from ..sampling.passes import Deferred, Pass
+from .options import EngineOptions
 from .pool import KVPool, Lease
 from .request import FAILED, Generation
 from .runner import Pending, Runner
@@ -26,28 +26,6 @@ from .scheduler import Scheduler, Stopping
 
 SLACK = 32
 """Slots of a row beyond the length: the start token, and masks in the place of drafts."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Limits of the engine."""
-
-    max_batch: int = 32
-    """Rows that run at the same time."""
-    max_queue: int = 256
-    """Samples that may wait; more are refused."""
-    max_length: int | None = None
-    """Longest sample in tokens, the prompt included; null is the training length."""
-    kv_memory: int | None = None
-    """Bytes of the KV pool, which may reduce max_batch; null allows max_batch rows."""
-    chunk: int = 64
-    """Slots of a prompt that a pass feeds beside other rows."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch", "max_queue", "max_length", "kv_memory", "chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
 class Engine:
