@@ -15,9 +15,14 @@ import esolm
 
 EXTRAS = {
     "accelerate", "datasets", "huggingface_hub", "lm_eval", "matplotlib", "rdkit", "tensorboard", "transformers",
-    "wandb", "zstandard", "gguf", "llama_cpp", "peft",
+    "wandb", "zstandard", "gguf", "llama_cpp", "peft", "fastapi", "uvicorn", "starlette", "pydantic", "ray",
 }  # fmt: skip
-WRAPPERS = {"esolm.interop.hf": "esolm[hf]", "esolm.interop.harness": "esolm[eval]"}
+SERVING = ("api", "bodies", "replies", "routes", "server")
+WRAPPERS = {
+    "esolm.interop.hf": "esolm[hf]",
+    "esolm.interop.harness": "esolm[eval]",
+    **{f"esolm.serving.{name}": "esolm[serve]" for name in SERVING},
+}
 """What their error must name."""
 
 

@@ -175,11 +175,12 @@ class LanguageModel:
         texts = [text] if isinstance(text, str) else list(text)
         if num_samples < 1:
             raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
-        rows = [self._with_blanks(each, blank, tokens_per_blank) for each in texts]
+        rows = [self.row_with_blanks(each, blank, tokens_per_blank) for each in texts]
         repeated = [row for row in rows for _ in range(num_samples)]
         return self._stream(repeated, len(repeated), part, SamplingOptions(**options))
 
-    def _with_blanks(self, text: str, blank: str, tokens_per_blank: int | Sequence[int]) -> Row:
+    def row_with_blanks(self, text: str, blank: str, tokens_per_blank: int | Sequence[int]) -> Row:
+        """The tokens of a text, with None for those of its blanks."""
         parts = re.split(f"{BLANK}_*", text) if blank == BLANK else text.split(blank)
         if self.tokenizer.spaced:  # the space before a blank is part of the word that fills it
             parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
@@ -216,9 +217,8 @@ class LanguageModel:
         places = [list(p) if isinstance(p, Sequence) else p for p in given or ()]
         each = places if places and isinstance(places[0], list) else [places]
         if {len(contexts), len(each)} - {1, len(texts)}:
-            raise ValueError(
-                f"{len(texts)} texts, {len(contexts)} contexts, {len(each)} given: give one, or one for each"
-            )
+            counts = f"{len(texts)} texts, {len(contexts)} contexts, {len(each)} given"
+            raise ValueError(f"{counts}: give one, or one for each")
         rows, kept = [], []
         for i, ids in enumerate(texts):
             before, seen = contexts[i % len(contexts)], set(each[i % len(each)])
@@ -271,12 +271,23 @@ class LanguageModel:
         vocabulary = self.net.config.vocab_size
         for token in tokens:
             if not 0 <= token < vocabulary or token == self.system.mask_id:
-                raise ValueError(
-                    f"token {token} is not one of the {vocabulary} ids of the vocabulary, or it is the mask"
-                )
+                raise ValueError(f"token {token} is not one of the {vocabulary} ids of the vocabulary, or the mask")
 
     def _stream(self, rows: list[Row], total: int, part: range | None, options: SamplingOptions) -> Iterator[Event]:
         """Sample rows[i % len(rows)] for each sample i of `part`, in batches that are made one after another."""
+        self.check_rows(rows)
+        part = range(total) if part is None else part
+        longest, firsts = max(map(len, rows)), part[:: options.batch_size]
+
+        def batch(first: int) -> tuple[Request, Schedule, Randomness]:
+            some = [rows[i % len(rows)] for i in range(first, min(first + options.batch_size, part.stop))]
+            return self.planned(some, longest, options, first, total)
+
+        begun = [batch(first) for first in firsts[:1]]  # a wrong request fails before any work
+        return self._run(itertools.chain(begun, map(batch, firsts[1:])))
+
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        """Raise ValueError unless the rows have known tokens and there is a token to draw."""
         if not rows:
             raise ValueError("there is nothing to generate: give at least one prompt, text or row of tokens")
         if not all(rows):
@@ -284,17 +295,17 @@ class LanguageModel:
         self._check(t for row in rows for t in row if t is not None)
         if not any(None in row for row in rows):
             raise ValueError("every token is given, which leaves nothing to generate: raise length")
-        part = range(total) if part is None else part
-        longest, firsts = max(map(len, rows)), part[:: options.batch_size]
 
-        def batch(first: int) -> tuple[Request, Schedule, Randomness]:
-            some = [rows[i % len(rows)] for i in range(first, min(first + options.batch_size, part.stop))]
-            request = self._request(some, longest, options)
-            rng = Randomness(fold(options.seed, "sample"), first, total)
-            return request, self.system.plan(request, rng), rng
-
-        begun = [batch(first) for first in firsts[:1]]  # a wrong request fails before any work
-        return self._run(itertools.chain(begun, map(batch, firsts[1:])))
+    def planned(
+        self, rows: Sequence[Row], longest: int, options: SamplingOptions, first: int, total: int
+    ) -> tuple[Request, Schedule, Randomness]:
+        """Samples first, first + 1, … of `total` as the system takes them, padded to `longest` tokens."""
+        lengths = torch.tensor([len(row) for row in rows])
+        x = torch.tensor([[0 if t is None else t for t in row] + [0] * (longest - len(row)) for row in rows])
+        given = torch.tensor([[t is not None for t in row] + [False] * (longest - len(row)) for row in rows])
+        request = Request(x.to(self.net.device), given, torch.arange(longest) < lengths[:, None], options)
+        rng = Randomness(fold(options.seed, "sample"), first, total)
+        return request, self.system.plan(request, rng), rng
 
     def _run(self, batches: Iterable[tuple[Request, Schedule, Randomness]]) -> Iterator[Event]:
         for request, schedule, rng in batches:
@@ -317,12 +328,6 @@ class LanguageModel:
                 tokens[row, step.position[row, column]] = step.token.cpu()[row, column]
                 yield Event(k, schedule.sizes.shape[1], step, tokens, schedule, first, time.perf_counter() - begin)
                 begin = time.perf_counter()
-
-    def _request(self, rows: Sequence[Row], longest: int, options: SamplingOptions) -> Request:
-        lengths = torch.tensor([len(row) for row in rows])
-        x = torch.tensor([[0 if t is None else t for t in row] + [0] * (longest - len(row)) for row in rows])
-        given = torch.tensor([[t is not None for t in row] + [False] * (longest - len(row)) for row in rows])
-        return Request(x.to(self.net.device), given, torch.arange(longest) < lengths[:, None], options)
 
 
 def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Samples:

@@ -49,7 +49,9 @@ class Counting(nn.Module):
         setattr(call, name, getattr(call, name) + h.shape[:-1].numel())
 
     def forward(self, tokens: Tensor, position: Tensor, visibility: Any, time: Any = None, **named: Any) -> Tensor:
-        self.calls.append(Call(tokens.clone(), position.expand(len(tokens), -1).clone(), "cache" in named))
+        self.calls.append(
+            Call(tokens.clone(), position.expand(len(tokens), -1).clone(), named.get("cache") is not None)
+        )
         return self.net(tokens, position, visibility, time, **named)
 
     def new_cache(self, batch: int, slots: int) -> KVCache:

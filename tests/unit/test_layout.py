@@ -15,15 +15,18 @@ import esolm
 ROOT = Path(esolm.__file__).parent
 TESTS = Path(__file__).parents[1]
 PACKAGES = (
-    "core", "runtime", "net", "sampling", "systems", "data", "likelihood", "storage", "training", "model", "metrics",
-    "interop", "viz", "bench", "cli", "__main__",
+    "core", "runtime", "net", "sampling", "systems", "data", "likelihood", "storage", "training", "model", "serving",
+    "metrics", "interop", "viz", "bench", "cli", "__main__",
 )  # fmt: skip
 """In import order: a package imports itself and the ones before it. `model` is a module."""
 EXTRAS = {
     "transformers", "datasets", "matplotlib", "rdkit", "lm_eval", "huggingface_hub", "tensorboard", "wandb",
-    "zstandard", "gguf", "llama_cpp", "peft",
+    "zstandard", "gguf", "llama_cpp", "peft", "fastapi", "uvicorn", "pydantic", "starlette", "ray",
 }  # fmt: skip
-WRAPPERS = {"interop/hf": "transformers", "interop/harness": "lm_eval"}
+WRAPPERS = {
+    "interop/hf": "transformers", "interop/harness": "lm_eval", "serving/api": "fastapi", "serving/bodies": "pydantic",
+    "serving/replies": "fastapi", "serving/routes": "fastapi", "serving/server": "uvicorn",
+}  # fmt: skip
 """Modules that subclass an extra's classes, and so import it at the top."""
 MODULE_LINES, FUNCTION_LINES = 350, 60
 

@@ -16,6 +16,7 @@ COMMANDS = {
     "sample": "Generate text: esolm sample MODEL [--prompt TEXT --alpha_0 0.25 --num_steps 64 --show].",
     "infill": 'Fill in the blanks of a text: esolm infill MODEL "The ____ fox" [--tokens_per_blank 8].',
     "score": "Likelihood of texts: esolm score MODEL CORPUS|FILE|FOLDER [--estimator iw --num_orders 100].",
+    "serve": "Serve a model over HTTP, with a page to try it on: esolm serve MODEL [--port 8000 --api_key KEY].",
     "prepare": "Turn a corpus into token shards: esolm prepare CORPUS FOLDER [--tokenizer bpe:4096 --length 256].",
     "train": "Train a model or resume a run: esolm train PRESET|FILE.yaml [--data FOLDER --optim.lr 1e-3].",
     "adapt": "Adapt a left-to-right model to any order: esolm adapt MODEL RUN --data FOLDER.",

@@ -6,6 +6,7 @@ Shapes: B batch, H heads, C capacity, N new slots, S slots in use, D head width.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,16 @@ class KVCache:
         """An empty cache on the memory of this one; both share the same buffers."""
         found = copy.copy(self)
         found._clear()
+        return found
+
+    def part(self, rows: slice, lengths: Sequence[int]) -> KVCache:
+        """Consecutive rows, on the memory of this cache; `lengths` of their slots are committed."""
+        found = copy.copy(self)
+        found.keys, found.values = [t[rows] for t in self.keys], [t[rows] for t in self.values]
+        found.ranks = self.ranks[rows]
+        found.lengths = torch.tensor(lengths, device=self.lengths.device)
+        found.extent, found.even, found.shared = max(lengths), len(set(lengths)) == 1, len(lengths) == 1
+        found._slot = found._new = None
         return found
 
     def slots(self, new: int) -> Tensor:

@@ -1,5 +1,6 @@
 """The sampling loops: each takes a complete schedule, calls the network once per step, and yields what it committed.
 
+With a `Deferred` network they also yield each pass, and are sent its logits (passes.py).
 Tokens stay in the order of the schedule throughout. There is no generator state.
 
 Shapes: B batch, L length, K steps, m masks and c clean tokens fed at a step, V vocabulary.
@@ -25,6 +26,7 @@ from ..core.visibility import HIDDEN, Visibility, full, hide, hide_copies
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.protocol import Network
+from .passes import call
 from .request import Request, Step
 
 
@@ -173,7 +175,7 @@ def ordered(
         labels = _labels(clean[rows], masks[rows], length, rank, hide_masks, one_row(asked.copies), device)
         position = torch.cat([queries.sigma.gather(1, clean), asked.position], 1)
         fed = torch.cat([tokens.gather(1, clean.to(device)), asked.tokens], 1)
-        logits = net(fed, position.to(device), labels, cache=cache, out=Rows(slice(most, fed.shape[1])))
+        logits = yield from call(net, fed, position.to(device), labels, Rows(slice(most, fed.shape[1])), cache)
         lengths = lengths + count
         cache.commit(most) if even else cache.commit(count.to(device), most, int(lengths.max()))
         at = queries.sigma.gather(1, masks)
@@ -186,14 +188,6 @@ def ordered(
 def one_row(copies: Tensor | None) -> Tensor | None:
     """Copies, bool [B, M], as one row if all rows are alike: then a mask needs no batch dimension."""
     return copies[:1] if copies is not None and bool((copies == copies[:1]).all()) else copies
-
-
-def without_start(step: Step) -> Step:
-    """A step of texts with a start token, as one of the texts alone."""
-    drafts = step.drafts
-    if drafts is not None:
-        drafts = drafts._replace(position=(drafts.position - 1).clamp_min(0))
-    return step._replace(position=(step.position - 1).clamp_min(0), drafts=drafts)
 
 
 def prefix_ordered(
@@ -217,7 +211,7 @@ def prefix_ordered(
         position = queries.sigma.gather(1, clean)
         fed = torch.cat([tokens.gather(1, position.to(x.device)), asked.tokens], 1)
         position = torch.cat([position, asked.position], 1).to(x.device)
-        logits = net(fed, position, labels, out=Rows(slice(clean.shape[1], fed.shape[1])))
+        logits = yield from call(net, fed, position, labels, Rows(slice(clean.shape[1], fed.shape[1])))
         at, drawn = queries.sigma.gather(1, masks), masks < length
         token = choose.grid(logits, at)
         _write(tokens, at, token, drawn)
@@ -256,7 +250,7 @@ def bidirectional(net: Network, x: Tensor, valid: Tensor, schedule: Schedule, ch
         at, drawn = sigma.gather(1, masks), masks < length
         row = torch.arange(len(x))[:, None].expand_as(at)[drawn]
         out = Rows(slice(0, length), (row * length + at[drawn]).to(x.device))
-        chosen = choose(net(tokens, position, visibility, out=out), row, at[drawn])
+        chosen = choose((yield from call(net, tokens, position, visibility, out)), row, at[drawn])
         token = torch.zeros_like(at, device=x.device)
         token[drawn.to(x.device)] = chosen
         _write(tokens, at, token, drawn)
@@ -284,7 +278,8 @@ def left_to_right(
         labels = Visibility(rank, torch.where(rank == HIDDEN, -1, rank), alone)
         place = place.clamp_max(x.shape[1] - 1).to(device)
         last = torch.arange(batch) * most + (count - 1).clamp_min(0)
-        logits = net(before.gather(1, place), place, labels, cache=cache, out=Rows(slice(0, most), last.to(device)))
+        rows = Rows(slice(0, most), last.to(device))
+        logits = yield from call(net, before.gather(1, place), place, labels, rows, cache)
         done = done + count
         cache.commit(most) if even else cache.commit(count.to(device), most, int(done.max()))
         position = at.clamp_max(x.shape[1] - 1)
@@ -321,7 +316,7 @@ def blockwise(
             labels = _block_labels(position // block_size, first // block_size)
             if not bool(valid.all()):
                 labels = hide(labels, valid[:, fed].to(device))
-            logits = net(tokens[:, fed], position.expand(batch, -1), labels, cache=cache, out=rows)
+            logits = yield from call(net, tokens[:, fed], position.expand(batch, -1), labels, rows, cache)
             if waiting:
                 cache.commit(waiting * block_size)
                 waiting = 0

@@ -8,7 +8,8 @@ Shapes: B batch, L length, C clean tokens, D drafts and M masks of a row in a pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.protocol import Network
 from .loops import Chooser, one_row, places
+from .passes import call
 from .request import Drafts, Step
 
 MOST = 24
@@ -107,7 +109,7 @@ def speculative(
         q = logits[where[row, place].to(device)]
         guess = draft(choose, q, row, position)
         _write(tokens, row, place, guess)
-        logits, where = _forward(net, cache, tokens, queries, clean, masks, end)
+        logits, where = yield from _forward(net, cache, tokens, queries, clean, masks, end)
         p = logits[where[row, place].to(device)]
         p, q = (choose.draw.probabilities(t, choose.mask_id) for t in (p, q))
         kept = torch.zeros(drafts.shape, dtype=torch.bool)
@@ -142,7 +144,7 @@ def _forward(
     clean: Tensor,
     masks: Tensor,
     end: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> Generator[Any, Tensor, tuple[Tensor, Tensor]]:
     """One pass: the logits of the real masks [R, V], and by place which of them is a row's, int [B, L + 1]."""
     sigma = queries.sigma
     pad, device = sigma.shape[1] - 1, tokens.device
@@ -156,7 +158,7 @@ def _forward(
     position = torch.cat([sigma.gather(1, clean), asked.position], 1)
     index = None if bool(real.all()) else real.flatten().nonzero()[:, 0].to(device)
     out = Rows(slice(clean.shape[1], fed.shape[1]), index)
-    logits = net(fed, position.to(device), seen, cache=cache, out=out)
+    logits = yield from call(net, fed, position.to(device), seen, out, cache)
     number = (real.flatten().cumsum(0) - 1).view(masks.shape)
     where = torch.zeros_like(sigma).scatter_(1, masks, number)
     return logits.flatten(0, -2), where

@@ -33,7 +33,8 @@ from ..net.denoiser import Rows
 from ..net.head import Score
 from ..net.packed import Call, together
 from ..net.protocol import Forward, Network
-from ..sampling.loops import Chooser, any_order_plan, ordered, prefix_ordered, without_start
+from ..sampling.loops import Chooser, any_order_plan, ordered, prefix_ordered
+from ..sampling.passes import without_start
 from ..sampling.request import Request, Step
 from ..sampling.speculative import speculative
 from . import AnyOrder
@@ -284,7 +285,7 @@ class EsoLM(AnyOrder):
         else:
             loop = ordered if self.variant == "B" else prefix_ordered
             steps = loop(net, x, schedule, choose, self.loss == "any_order", shift=self.shift)
-        return map(without_start, steps) if self.shift else steps
+        return without_start(steps) if self.shift else steps
 
     def logits(self, net: Forward, batch: Batch, sigma: Tensor | None = None) -> Tensor:
         """By default the known tokens come first in sigma and then the masks, both ascending.

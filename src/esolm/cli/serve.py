@@ -1,0 +1,56 @@
+"""`esolm serve`: a model behind OpenAI's HTTP API, with infilling, likelihood and a page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..serving.options import EngineOptions, ServerOptions
+from .parsing import announce, parse, parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command."""
+    made = parser("serve MODEL", "Serve a model over HTTP. The key may also be in the variable ESOLM_API_KEY.")
+    made.add_argument("run", type=str, help="A run, a checkpoint, a model folder, or a bundled model by its name.")
+    option = made.add_argument
+    option("--host", type=str, default="127.0.0.1", help="Address to listen on; 0.0.0.0 lets other machines in.")
+    option("--port", type=int, default=8000, help="Port to listen on; 0 takes a free one.")
+    made.add_class_arguments(EngineOptions)
+    made.add_class_arguments(ServerOptions)
+    option("--cors", type=str, help="Let pages of this origin call the API, as in https://example.org.")
+    option("--drain", type=float, default=30.0, help="Seconds that running requests get after SIGTERM.")
+    option("--device", type=str, default="auto", help="auto (a GPU if there is one), cpu, cuda or mps.")
+    option("--precision", type=str, default="auto", help="float32, bf16, int8, int4, or auto: bf16 where it is fast.")
+    option("--engine", type=str, default="auto", help="native, torch, or auto: native where it can be used.")
+    option("--threads", type=int, help="CPU threads; PyTorch's choice if not given.")
+    option("--weights", type=str, default="ema", help="ema, or model for the raw ones.")
+    option("--which", type=str, default="best", help="The best or the last checkpoint of a run.")
+    return serve(parse(made, argv))
+
+
+def serve(options: Mapping[str, Any]) -> int:
+    """Load the model and serve it until a signal."""
+    limits = EngineOptions(**{name: options[name] for name in EngineOptions.__dataclass_fields__})
+    own = {name: options[name] for name in ServerOptions.__dataclass_fields__}
+    own["api_key"] = own["api_key"] or os.environ.get("ESOLM_API_KEY")
+    settings = ServerOptions(**own)
+    try:
+        from ..serving.server import serve_app
+    except ImportError as error:
+        raise ValueError(f"esolm serve needs more packages: pip install 'esolm[serve]' ({error})") from error
+    announce(f"loading {options['run']} …")
+    import torch
+
+    from ..model import load
+    from ..runtime.machine import keep_memory
+    from ..serving.engine import Engine
+
+    keep_memory()
+    if options["threads"] is not None:
+        torch.set_num_threads(max(options["threads"], 1))
+    device = options["device"]
+    lm = load(options["run"], options["weights"], options["which"], device, options["precision"], options["engine"])
+    engine = Engine(lm, limits)
+    return serve_app(engine, settings, options["host"], options["port"], options["drain"], options["cors"])

@@ -1,0 +1,163 @@
+"""The state of one request: a sampling loop of its own, which stops at every network call.
+
+Shapes: R rows that get logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.draw import BadLogits
+from ..model import LanguageModel, Row
+from ..net.protocol import Network
+from ..sampling.events import until
+from ..sampling.options import SamplingOptions
+from ..sampling.passes import Pass
+from ..sampling.request import Step
+
+WAITING, RUNNING, DONE, FAILED, CANCELLED = "waiting", "running", "done", "failed", "cancelled"
+
+
+class Chosen(NamedTuple):
+    """A token that a pass committed."""
+
+    position: int
+    token: int
+    logprob: float | None = None  # in the model's own distribution, before temperature and top_p; if requested
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens there with theirs
+
+
+class Generation:
+    """One sample while it is served. Its tokens are those of `lm.sample` with the same options.
+
+    index, total: it is sample `index` of `total`. top_logprobs: report the log-probabilities of the tokens, and of as
+    many others; None reports none. listen: called with this object and the new tokens after each step, and without
+    tokens when it has ended, on the thread of the engine. seconds: a time limit from now on.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        row: Row,
+        options: SamplingOptions,
+        index: int = 0,
+        total: int = 1,
+        *,
+        top_logprobs: int | None = None,
+        listen: Callable[[Generation, Sequence[Chosen]], object] | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        lm.check_rows([row])
+        self.lm, self.options, self.top_logprobs, self.listen = lm, options, top_logprobs, listen
+        self.request, self.schedule, self.rng = lm.planned([row], len(row), options, index, total)
+        self.state: str = WAITING
+        self.error: str | None = None
+        self.tokens: list[int | None] = list(row)
+        self.drawn = {i for i, token in enumerate(row) if token is None}
+        self.chosen: dict[int, Chosen] = {}
+        self.diffused = {p for step in self.schedule.steps()[: int(self.schedule.diffusion[0])] for p in step}
+        self.final = 0  # leading tokens that are decided
+        self.passes = self.steps = 0
+        self.arrived = time.monotonic()
+        self.deadline = None if seconds is None else self.arrived + seconds
+        self._steps: Generator[Step | Pass, Tensor, None] | None = None
+        self._logits: Tensor | None = None
+        self._settle()
+
+    @property
+    def ended(self) -> bool:
+        return self.state in (DONE, FAILED, CANCELLED)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def start(self, net: Network) -> Pass | None:
+        """Begin to sample with a deferred network; returns the first pass."""
+        found = self.lm.system.sample(net, self.request, self.schedule, self.rng)
+        self.state = RUNNING
+        if not isinstance(found, Generator):
+            self.end(FAILED, f"{self.lm.system.name} does not sample by a generator, which serving needs")
+            return None
+        self._steps = found
+        return self.resume(None)
+
+    def resume(self, logits: Tensor | None) -> Pass | None:
+        """Go on with the logits of the last pass; returns the next one, or None at the end."""
+        assert self._steps is not None, "resume before start"
+        self._logits, self.passes = logits, self.passes + (logits is not None)
+        try:
+            item = next(self._steps) if logits is None else self._steps.send(logits)
+            while not isinstance(item, Pass):
+                self._take(item)
+                if self.ended:
+                    return None
+                item = next(self._steps)
+            return item
+        except StopIteration:
+            self.end(DONE)
+        except BadLogits as error:
+            self.end(FAILED, f"sampling failed at step {self.steps}: {error}")
+        except (ValueError, RuntimeError) as error:
+            self.end(FAILED, str(error))
+        return None
+
+    def end(self, state: str, error: str | None = None) -> None:
+        """End it, once; the engine then frees its row."""
+        if self.ended:
+            return
+        self.state, self.error = state, error
+        if self._steps is not None:
+            self._steps.close()
+        self._steps = self._logits = None
+        if self.listen is not None:
+            self.listen(self, ())
+
+    def _take(self, step: Step) -> None:
+        columns = step.drawn[0].nonzero()[:, 0].tolist()
+        positions, tokens = step.position[0].tolist(), step.token[0].tolist()
+        found = [Chosen(positions[c], tokens[c]) for c in columns]
+        if self.top_logprobs is not None:
+            found = self._with_logprobs(found, self.top_logprobs)
+        for each in found:
+            self.tokens[each.position] = each.token
+            self.chosen[each.position] = each
+        self.steps += 1
+        self._settle()
+        if self.listen is not None:
+            self.listen(self, found)
+
+    def _with_logprobs(self, found: list[Chosen], most: int) -> list[Chosen]:
+        """The first rows of a pass's logits are those of the tokens that it commits, in their order: in every loop."""
+        if self._logits is None:
+            return found
+        logits = self._logits.flatten(0, -2)[: len(found)].float()
+        logits[:, self.lm.system.mask_id] = float("-inf")
+        log_p = logits.log_softmax(-1)
+        values, ids = (t.tolist() for t in log_p.topk(min(most, log_p.shape[1] - 1)))
+        own = log_p[torch.arange(len(found)), torch.tensor([each.token for each in found])].tolist()
+        return [
+            each._replace(logprob=own[i], top=tuple(zip(ids[i], values[i], strict=True)))
+            for i, each in enumerate(found)
+        ]
+
+    def _settle(self) -> None:
+        while self.final < len(self.tokens) and self.tokens[self.final] is not None:
+            self.final += 1
+
+    def leading(self, first: int = 0) -> tuple[list[int], bool]:
+        """The decided tokens from `first` on, up to a generated end-of-sequence token, and whether there is one."""
+        ids = [token for token in self.tokens[first : self.final] if token is not None]
+        kept = until(ids, self.lm.tokenizer.eos_id, {i - first for i in self.drawn})
+        return kept, len(kept) < len(ids)
+
+    def text(self, cut: bool = True) -> str:
+        """The text as `lm.sample` returns it, or without `cut` as `lm.infill` does."""
+        ids = [self.lm.system.mask_id if token is None else token for token in self.tokens]
+        kept = until(ids, self.lm.tokenizer.eos_id, self.drawn) if cut else ids
+        return self.lm.tokenizer.decode(kept)

@@ -1,0 +1,42 @@
+"""Likelihood over HTTP: `lm.log_prob` between two passes of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .api import Server
+    from .bodies import ScoreBody
+
+
+async def score(server: Server, body: ScoreBody) -> dict[str, Any]:
+    """The answer of /v1/score. Raises ValueError for what the model cannot score."""
+    texts: list[Any] = [body.text] if isinstance(body.text, str) else list(body.text or body.tokens or ())
+    work = len(texts) * body.num_orders
+    if work > server.options.max_score:
+        most = server.options.max_score
+        raise ValueError(f"{len(texts)} texts times {body.num_orders} orders; at most {most} in one request")
+    options = {name: getattr(body, name) for name in ("estimator", "num_orders", "antithetic", "given_order", "seed")}
+
+    def compute() -> dict[str, Any]:
+        found = server.lm.log_prob(texts, body.context, body.given, body.alpha_0, **options)
+        weights = found.log_weights
+        errors = [None] * len(texts) if weights.shape[1] == 1 else standard_error(weights).tolist()
+        totals = found.total.tolist()
+        data = [
+            {"index": i, "log_prob": totals[i], "standard_error": errors[i], "token_log_probs": found.tokens[i]}
+            for i in range(len(texts))
+        ]
+        return {"object": "scores", "kind": found.kind, "num_orders": weights.shape[1], "data": data}
+
+    result = await asyncio.wrap_future(server.engine.errand(compute))
+    return {**result, "estimator": body.estimator, "model": server.options.name}
+
+
+def standard_error(log_weights: torch.Tensor) -> torch.Tensor:
+    """Of log mean_k w_k by the delta method, [n]: the standard error of the mean weight over the mean."""
+    w = (log_weights - log_weights.amax(1, keepdim=True)).exp()
+    return w.std(1) / w.mean(1) / w.shape[1] ** 0.5

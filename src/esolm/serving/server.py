@@ -1,0 +1,61 @@
+"""Runs the application under uvicorn: a socket, signals, and an orderly end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from typing import Any
+
+try:
+    import uvicorn
+except ImportError as error:
+    raise ImportError("esolm.serving.server needs uvicorn: pip install 'esolm[serve]'") from error
+
+from .engine import Engine
+from .options import ServerOptions
+from .routes import make_app
+
+
+class DrainingServer(uvicorn.Server):
+    """Refuses new requests from the signal on, also on connections that are open, and finishes accepted ones."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(config)
+        self.engine = engine
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Called by the signal."""
+        self.engine.scheduler.closed = True  # the condition's lock may be held by the thread that the signal hit
+        super().handle_exit(sig, frame)
+
+
+def serve_app(
+    engine: Engine,
+    options: ServerOptions,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    drain: float = 30.0,
+    cors: str | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Raises OSError if the address cannot be used."""
+    app = make_app(engine, options)
+    if cors is not None:
+        from fastapi.middleware.cors import CORSMiddleware
+
+        app.add_middleware(CORSMiddleware, allow_origins=[cors], allow_methods=["*"], allow_headers=["*"])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"cannot listen on {host} port {port}: {error}") from error
+        shown = f"[{host}]" if ":" in host else host
+        print(f"serving {options.name} on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+        config = uvicorn.Config(
+            app, log_level="warning", timeout_graceful_shutdown=max(1, round(drain)), server_header=False
+        )
+        DrainingServer(config, engine).run(sockets=[listener])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return 0

@@ -1,0 +1,102 @@
+"""Small models and random requests for the tests of serving."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from esolm.data.tokenizer import tokenizer
+from esolm.model import LanguageModel, Row
+from esolm.sampling.options import SamplingOptions
+from support import foreign, toy
+
+BYTES = tokenizer("bytes")
+LENGTH = 24
+SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "esolm": ("esolm", {"alpha_0": 0.5}),
+    "any_order": ("esolm", {"alpha_0": 0.5, "loss": "any_order"}),
+    "esolm-A": ("esolm", {"alpha_0": 0.5, "variant": "A"}),
+    "shift": ("esolm", {"alpha_0": 0.5, "query": "shift"}),
+    "mdlm": ("mdlm", {}),
+    "bd3lm": ("bd3lm", {"block_size": 4}),
+    "ar": ("ar", {}),
+    "foreign": ("support.foreign.FixedRate", {}),
+}
+assert foreign.FixedRate
+
+
+def model(name: str = "esolm", dtype: torch.dtype = torch.float64, length: int = LENGTH, **sizes: Any) -> LanguageModel:
+    system, options = SYSTEMS[name]
+    net = toy.network(BYTES.vocab_size, length, dtype, **sizes)
+    return LanguageModel(net, toy.make(system, BYTES.mask_id, **options), BYTES)
+
+
+def random_row(lm: LanguageModel, rng: random.Random) -> Row:
+    """Given bytes at random positions, or at the beginning if the system is left to right."""
+    block = lm.system.block_size
+    length = block * rng.randint(1, LENGTH // block)
+    if lm.system.name == "ar" or rng.random() < 0.4:
+        given = set(range(rng.randint(0, length - 1)))
+    else:
+        given = set(rng.sample(range(length), rng.randint(0, length - 1)))
+    return [rng.randint(97, 122) if i in given else None for i in range(length)]
+
+
+def random_options(lm: LanguageModel, rng: random.Random, length: int) -> SamplingOptions:
+    """A sampler of the system with random values of the options that it takes."""
+    values: dict[str, Any] = {
+        "alpha_0": rng.choice([0.0, 0.3, 1.0]),
+        "num_steps": rng.randint(1, 8),
+        "parallelism": rng.randint(1, 5),
+        "order": rng.sample(range(length), length),
+        "window": rng.randint(1, 6),
+    }
+    sampler = rng.choice([s for s in lm.system.samplers if not (s == "speculative" and lm.system.name != "esolm")])
+    taken = [o for o in lm.system.samplers[sampler] if rng.random() < 0.5]
+    taken += {"order": ["order"], "block": ["parallelism"]}.get(sampler, [])
+    if sampler == "speculative" and "order" in taken:
+        taken = [o for o in taken if o != "alpha_0"]
+    return SamplingOptions(
+        sampler=sampler,
+        seed=rng.randint(0, 999),
+        temperature=rng.choice([0.0, 0.8, 1.0]),
+        top_p=rng.choice([0.9, 1.0]),
+        given_order="ascending" if lm.system.name == "ar" else rng.choice(["ascending", "random"]),
+        **{name: values[name] for name in taken},
+    )
+
+
+def alone(lm: LanguageModel, row: Row, options: SamplingOptions) -> tuple[str, list[int]]:
+    """Text and tokens of the same request by the library."""
+    found = lm.sample(tokens=[row], **vars(options))
+    return found.texts[0], found.tokens[0]
+
+
+@contextlib.contextmanager
+def live(engine: Any, **options: Any) -> Iterator[str]:
+    """A server on a free port of this machine, in a thread; its address."""
+    import uvicorn
+
+    from esolm.serving.options import ServerOptions
+    from esolm.serving.routes import make_app
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(make_app(engine, ServerOptions(**options)), log_level="warning")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
