@@ -73,9 +73,3 @@ def tally(step: Step) -> Tensor:
         return F.pad(got[:, None], (0, 4))
     drafted, accepted = step.drafts.drawn.sum(1), step.drafts.accepted
     return torch.stack([got, step.drafts.fed, drafted, accepted, (accepted < drafted).long()], 1)
-
-
-def until(ids: list[int], end: int | None, drawn: Container[int] | None = None) -> list[int]:
-    """The tokens before the first end token; of those at drawn positions, if these are given."""
-    ends = (i for i, token in enumerate(ids) if token == end and (drawn is None or i in drawn))
-    return ids[: next(ends, None)]
