@@ -88,7 +88,8 @@ class RunConfig:
         if (init := above.get("init")) is not None and sizes:
             raise ValueError(f"the weights of init {init} determine net.{sizes[0]}: leave it out")
         config = cls.from_tree(_over(read_preset(name), nest(above)), name)
-        return config if config.run is not None else dataclasses.replace(config, run=f"runs/{Path(name).stem}")
+        short = Path(name).name.removesuffix(".yaml").removesuffix(".yml")  # not the stem: qwen3-0.6b has a dot
+        return config if config.run is not None else dataclasses.replace(config, run=f"runs/{short}")
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any], name: str = "the configuration") -> RunConfig:
