@@ -184,7 +184,7 @@ class LanguageModel:
         parts = re.split(f"{BLANK}_*", text) if blank == BLANK else text.split(blank)
         if self.tokenizer.spaced:  # the space before a blank is part of the word that fills it
             parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
-        pieces = [self.tokenizer.encode(part) for part in parts]
+        pieces = [self.tokenizer.encode(parts[0]), *map(self.tokenizer.encode_after, parts[1:])]
         blanks = len(pieces) - 1
         if not blanks:
             raise ValueError(f"the text has no blank: mark what is to be filled in with {blank!r}")

@@ -117,7 +117,7 @@ def test_sigint_to_the_process(data, whole, tmp_path):
     process = spawn(command)
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("step 3/"):
+        if line.startswith("step 1/"):
             process.send_signal(signal.SIGINT)
             break
     rest = process.stdout.read()

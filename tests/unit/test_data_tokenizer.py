@@ -10,9 +10,11 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 
 from esolm.data import Tokenizer, tokenizer
+from esolm.data.tokenizer import from_json
 
 TEXTS = ["the cat sat on the mat. " * 20, "The dog, the rat — and the “bat”\n\n", "naïve 世界 🙂 \t\r\n"]
 AWKWARD = ["", " ", "  two  spaces ", "<|endoftext|> and <|mask|> and [MASK]", "\x00\x7f\r\n", "e\u0301 世界 🙂"]
@@ -165,3 +167,17 @@ def test_the_real_vocabularies() -> None:
     bert = tokenizer(f"bert-base-uncased:{folder / 'bert-base-uncased'}")
     assert (bert.vocab_size, bert.mask_id, bert.bos_id, bert.eos_id) == (30522, 103, 101, 102)
     assert bert.encode("Hello, world!") == [7592, 1010, 2088, 999]
+
+
+def test_a_text_after_another_has_no_space_of_its_own() -> None:
+    """Llama's tokenizers put a space before every text; inside a text that would be one too many."""
+    core = tokenizers.Tokenizer(models.BPE(vocab={"▁": 0, "a": 1, "b": 2, "▁a": 3, "\n": 4}, merges=[("▁", "a")]))
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    found = from_json(core.to_str(), "spaces")
+    assert found.encode("a b") == [3, 0, 2]
+    assert found.encode_after(" a b") == [3, 0, 2]
+    assert found.encode_after("b") == [2]
+    assert found.encode_after("") == []
+    for plain in (tokenizer("bytes"), tokenizer("bpe:262", ["one two three " * 50])):
+        for text in (" two", "two", ".", "", "\n\nthree"):
+            assert plain.encode_after(text) == plain.encode(text)

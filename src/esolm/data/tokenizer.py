@@ -76,6 +76,11 @@ class Tokenizer:
         """Encode a text without adding special tokens."""
         return self.core.encode(text, add_special_tokens=False).ids
 
+    def encode_after(self, text: str) -> list[int]:
+        """Encode a text that follows another, without the space that some tokenizers (Llama's) put before a text."""
+        line, both = self.encode("\n"), self.encode("\n" + text)
+        return both[len(line) :] if both[: len(line)] == line else self.encode(text)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode several texts on all cores (on one if TOKENIZERS_PARALLELISM=false)."""
         return [e.ids for e in self.core.encode_batch_fast(list(texts), add_special_tokens=False)]
