@@ -160,7 +160,7 @@ def test_sigterm_to_torchrun_saves(one, data, tmp_path):
     process = torchrun(argv, (9, "_describe", 0, 0))
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("step 3/"):
+        if line.startswith("step 1/"):
             process.send_signal(signal.SIGTERM)
             break
     said = process.stdout.read()
