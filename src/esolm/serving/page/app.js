@@ -209,6 +209,7 @@ function travel(from, to) {
   if (!from.length || state.running) return;
   to.push(state.text);
   state.text = from.pop();
+  $("status").textContent = `${state.text.length} tokens`;
   redraw();
 }
 
@@ -227,6 +228,7 @@ function act(tool) {
   const marked = [...$("text").querySelectorAll(".selected")];
   if (!marked.length || state.running) return;
   const first = Number(marked[0].dataset.first), last = Number(marked[marked.length - 1].dataset.last);
+  mark(-1, -1);
   if (tool === "rewrite") return rewrite(first, last);
   const locked = state.text.slice(first, last + 1).every((token) => token.locked);
   state.past.push(state.text);
@@ -269,7 +271,7 @@ $("text").addEventListener("keydown", (event) => {
     mark(state.from ?? number + step, number + step);
   } else if (event.key === "Enter" || event.key.toLowerCase() === "l") {
     event.preventDefault();
-    if (!$("text").querySelector(".selected")) mark(number, number);
+    if (!event.target.classList.contains("selected")) mark(number, number);
     act(event.key === "Enter" ? "rewrite" : "lock");
   }
 });
