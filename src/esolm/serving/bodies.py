@@ -171,3 +171,4 @@ class DetokenizeBody(BaseModel):
 
     model: StrictStr | None = None
     tokens: TokenIds
+    with_pieces: StrictBool = False

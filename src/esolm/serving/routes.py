@@ -168,6 +168,7 @@ def _other_routes(app: FastAPI, server: Server) -> None:
         system = lm.system
         samplers = {name: list(taken) for name, taken in system.samplers.items()}
         about = {"system": system.name, "samplers": samplers, "max_length": engine.max_length}
+        about["block_size"] = system.block_size
         own = {"id": server.options.name, "object": "model", "created": server.created, "owned_by": "esolm"}
         return {"object": "list", "data": [{**own, **about}]}
 
@@ -188,7 +189,8 @@ def _other_routes(app: FastAPI, server: Server) -> None:
         if bad:
             raise ApiError(400, f"token {bad[0]} is not in the vocabulary of {lm.net.config.vocab_size}", "tokens")
         text = lm.tokenizer.decode(body.tokens)
-        return {"content": text, "prompt": text}
+        more = {"pieces": pieces(lm.tokenizer, body.tokens)} if body.with_pieces else {}
+        return {"content": text, "prompt": text, **more}
 
     @app.get("/health")
     async def health() -> Response:

@@ -56,6 +56,7 @@ def serve_app(
         config = uvicorn.Config(
             app, log_level="warning", timeout_graceful_shutdown=max(1, round(drain)), server_header=False
         )
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles them, and raises them again at its end
+            signal.signal(number, signal.SIG_IGN)
         DrainingServer(config, engine).run(sockets=[listener])
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return 0

@@ -1,0 +1,115 @@
+"""`esolm serve` as a process: signals, and the page's own script against it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import esolm
+
+httpx = pytest.importorskip("httpx", reason="needs httpx: pip install 'esolm[test]'")
+pytest.importorskip("fastapi", reason="needs fastapi: pip install 'esolm[serve]'")
+PAGE = Path(esolm.__file__).parent / "serving" / "page"
+DOM = Path(__file__).parents[1] / "support" / "page_dom.js"
+
+
+@contextlib.contextmanager
+def process(*options: str) -> Iterator[tuple[subprocess.Popen, str]]:
+    """A server of the bundled model on a free port, and its address."""
+    words = [sys.executable, "-m", "esolm", "serve", "books", "--port", "0", "--precision", "float32", *options]
+    one = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=one) as found:
+        try:
+            assert found.stderr is not None
+            url = re.search(r"http://\S+", found.stderr.readline())[0]
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"{url}/ready").status_code == 200:
+                        break
+                time.sleep(0.05)
+            yield found, url
+        finally:
+            found.kill()
+
+
+def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
+    body = {"prompt": "It was", "max_tokens": 120, "seed": 1, "sampler": "left_to_right", "stream": True}
+    with process("--max_batch", "1") as (server, url):
+        texts: list[str] = []
+
+        def read() -> None:
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        texts.append(json.loads(line[6:])["choices"][0]["text"])
+                    elif line:
+                        texts.append(line)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        while not texts and reader.is_alive():
+            time.sleep(0.01)
+        server.send_signal(signal.SIGTERM)
+        reader.join(60)
+        assert texts[-1] == "data: [DONE]"
+        assert server.wait(30) == 0
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/ready")
+    want = esolm.load("books", precision="float32").sample("It was", 1, seed=1, sampler="left_to_right").texts[0]
+    assert "It was" + "".join(texts[:-1]) == want[: len("It was" + "".join(texts[:-1]))]
+
+
+def test_a_killed_server_is_back_in_seconds():
+    with process() as (server, url):
+        server.kill()
+        server.wait()
+    begin = time.monotonic()
+    with process() as (_, url):
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "It was"}, timeout=60).status_code == 200
+    assert time.monotonic() - begin < 60
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the page's script runs in Node, which is not installed")
+def test_the_page():
+    """Its own script on a small stand-in for a browser's document; layout is not tested."""
+    with process() as (_, url):
+        words = ["node", str(DOM), str(PAGE / "app.js"), str(PAGE / "index.html"), url]
+        made = subprocess.run(words, capture_output=True, text=True, timeout=180)
+        assert made.returncode == 0, made.stderr
+        for name in ("app.js", "style.css"):
+            assert httpx.get(f"{url}/page/{name}").status_code == 200
+    seen = json.loads(made.stdout)
+    prompt, sample = "It was a dark night, and", seen["sample"]["text"]
+    assert sample.startswith(prompt)
+    assert len(sample) > len(prompt)
+    assert seen["sample"]["error"] is None
+    assert "".join(seen["words"]) == sample
+    assert {"diffusion", "sequential"} & set(seen["colours"])
+    rest = "".join(seen["words"][4:])
+    assert seen["rewritten"]["text"].startswith("It was")  # words 2 and 3 changed, the others stay
+    assert seen["rewritten"]["text"].endswith(rest)
+    assert seen["undone"]["text"] == sample
+    assert seen["locked"]["text"] == sample
+    assert seen["locked"]["error"].endswith(".")
+    assert seen["by_key"]["error"] is None
+    assert seen["by_key"]["text"].startswith("It was a dark")
+    filled = seen["filled"]["text"]
+    assert re.fullmatch(r"She.* the letter\.", filled, re.DOTALL)
+    assert filled == esolm.load("books").infill("She ____ the letter.", tokens_per_blank=4, seed=5, top_p=0.9).texts[0]
+    assert "seed" in seen["link"]
+    assert seen["compared"]["text"]
+    assert seen["refused"]["error"].startswith("Temperature")
+    assert seen["refused"]["text"] == filled
