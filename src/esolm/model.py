@@ -231,18 +231,14 @@ class LanguageModel:
         return orders.log_prob(self.net, self.at(alpha_0).system, rows, kept, **options)
 
     def rolling_log_prob(
-        self,
-        text: str | Sequence[int],
-        stride: int | None = None,
-        length: int | None = None,
-        alpha_0: float | None = None,
-        **options: Any,
+        self, text: str | Sequence[int], stride: int | None = None, length: int | None = None, **options: Any
     ) -> LogProb:
         """log p of one text of any length, each token scored once.
 
         Windows of `length` tokens, by default the training length, score `stride` new tokens each, by default half the
-        length, after length - stride tokens of context.
+        length, after length - stride tokens of context. Options as in `log_prob`.
         """
+        alpha_0 = options.pop("alpha_0", None)
         if not any(texts := self._ids(text)) or len(texts) > 1:
             raise ValueError(f"{len(texts)} texts: give one, of at least one token")
         ids = texts[0]
