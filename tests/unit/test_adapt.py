@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,19 @@ def test_a_cut_vocabulary_keeps_the_texts(model: Path) -> None:
     assert [old.core.id_to_token(i) for i in (old.mask_id, old.eos_id)] == [
         words.core.id_to_token(i) for i in (words.mask_id, words.eos_id)
     ]
+
+
+def test_rare_pieces_are_cut_too(model: Path) -> None:
+    """Pieces below the least count are gone, and texts are still spelled exactly."""
+    stored = read_model(model)
+    old = stored.tokenizer
+    used = Counter(number for text in TEXTS for number in old.encode(text))
+    net, words = cut(stored.net, old, TEXTS, 2)
+    assert words.vocab_size == net.config.vocab_size < len(needed(old, TEXTS))
+    assert {number for number, count in used.items() if count > 1} <= set(needed(old, TEXTS, 2))
+    assert [words.decode(words.encode(text)) for text in TEXTS] == list(TEXTS)
+    with pytest.raises(ValueError, match="at least 1"):
+        cut(stored.net, old, TEXTS, 0)
 
 
 def test_only_bpe_can_be_cut(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def convert(
     tokenizer: str | None = None,
     length: int | None = None,
     cut: str | None = None,
+    cut_count: int = 1,
     text: str | None = None,
     force: bool = False,
 ) -> LanguageModel:
@@ -63,6 +64,7 @@ def convert(
         tokenizer: A tokenizer as in `esolm prepare` (gpt2:PATH, …), if the source has none.
         length: The length of a Llama, Mistral, Qwen or GPT-2 in tokens, by default all that it has positions for.
         cut: A corpus as in `esolm prepare`; ids that it does not use are dropped, which makes the model smaller.
+        cut_count: With `cut`, keep only ids that occur at least this often; rarer words are spelled by smaller pieces.
         text: A text file; its perplexity is measured to check the result.
         force: Replace `out` if it is a model folder of esolm.
 
@@ -86,8 +88,11 @@ def convert(
         else:
             net = make_net(found)
             check_tokenizer(found, net.config, words)
+        if cut is None and cut_count != 1:
+            raise ValueError(f"cut_count is {cut_count}, but nothing is cut: add --cut CORPUS, or leave it out")
         if cut is not None:
-            net, words = vocabulary.cut(net, words, (document.text for document in corpora.corpus(cut).train()))
+            documents = (document.text for document in corpora.corpus(cut).train())
+            net, words = vocabulary.cut(net, words, documents, cut_count)
             about["cut"] = {"corpus": Path(cut).name, "ids": words.vocab_size}
         made = with_ids(made, words)
         folder.write(partial, net, made, words, about)
