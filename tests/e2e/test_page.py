@@ -11,15 +11,15 @@ import pytest
 
 from esolm.serving.engine import Engine
 from support import browser, served
+from support.browser import COUNT, PROMPT, Window
 
 if why := browser.missing():
     pytest.skip(why, allow_module_level=True)
 pytest.importorskip("fastapi", reason="needs fastapi: pip install 'esolm[serve]'")
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install 'esolm[test]'")
 
-from playwright.sync_api import Browser, Locator, Page, expect  # noqa: E402
+from playwright.sync_api import Browser, Page, expect  # noqa: E402
 
-PROMPT, COUNT = "Once upon a time", 24
 PROBLEMS: list[str] = []
 """Errors of the page's scripts."""
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9}
@@ -28,7 +28,6 @@ OPTIONS: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9}
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    expect.set_options(timeout=browser.PATIENCE)
     with browser.chromium() as found:
         yield found
 
@@ -37,74 +36,6 @@ def chromium() -> Iterator[Browser]:
 def url() -> Iterator[str]:
     with served.live(Engine(browser.writer())) as found:
         yield found
-
-
-class Window:
-    """A page, and what a reader does with it."""
-
-    def __init__(self, page: Page, url: str) -> None:
-        self.page, self.url = page, url
-        page.goto("about:blank")  # another link to the same page would not load it again
-        page.goto(url)
-        expect(page.locator("#model")).to_contain_text("tokens")
-
-    def __getitem__(self, selector: str) -> Locator:
-        return self.page.locator(selector)
-
-    def set(self, **values: Any) -> None:
-        """Set options as a reader does."""
-        for name, value in values.items():
-            control = self[f"#{name}"]
-            if name in ("sampler", "other"):
-                control.select_option(value)
-            else:
-                control.fill(str(value))
-
-    def rest(self) -> None:
-        """Wait until nothing runs."""
-        expect(self["#halt"]).to_be_hidden()
-        expect(self["#text"]).not_to_have_attribute("aria-busy", "true")
-
-    def generate(self, source: str = PROMPT, **values: Any) -> str:
-        """Generate a text with a seed; returns what is shown."""
-        self.set(**{"seed": 7, "count": COUNT, **values})
-        self["#source"].fill(source)
-        self["#go"].click()
-        self.rest()
-        return self.text()
-
-    def text(self, box: str = "#text") -> str:
-        return self[box].evaluate("box => box.textContent")
-
-    def word(self, number: int) -> Locator:
-        return self["#text .word"].nth(number)
-
-    def tokens(self, number: int) -> range:
-        """The positions of the tokens of a word."""
-        first, last = (int(self.word(number).get_attribute(f"data-{name}") or "") for name in ("first", "last"))
-        return range(first, last + 1)
-
-    def click(self, number: int) -> None:
-        self.word(number).click()
-        self.rest()
-
-    def drag(self, first: int, last: int) -> None:
-        for action, number in (("down", first), ("up", last)):
-            box = self.word(number).bounding_box()
-            assert box is not None
-            self.page.mouse.move(box["x"] + box["width"] - 3, box["y"] + box["height"] / 2)
-            getattr(self.page.mouse, action)()
-        self.rest()
-
-    def tool(self, name: str) -> None:
-        self[f"input[value={name}]"].check()
-
-    def error(self) -> str:
-        """The error that is shown: a sentence."""
-        expect(self["#error"]).to_be_visible()
-        found = self["#error"].inner_text()
-        assert re.fullmatch(r"[A-Z0-9].*[.!?]", found, re.DOTALL)
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -415,37 +346,12 @@ def test_the_end_of_a_text_is_marked(tab: Page):
         assert window["#text .end"].count() > 0
 
 
-CONTRASTS = """() => {
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = (c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-  const luminance = ([r, g, b]) => 0.2126 * light(r) + 0.7152 * light(g) + 0.0722 * light(b);
-  const behind = (each) => {
-    for (; each; each = each.parentElement) {
-      const found = parse(getComputedStyle(each).backgroundColor);
-      if (found.length < 4 || found[3] === 1) return found;
-    }
-    return [255, 255, 255];
-  };
-  const worst = {};
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  for (let node; (node = walk.nextNode());) {
-    const parent = node.parentElement;
-    if (!node.data.trim() || !parent.checkVisibility({ opacityProperty: true })) continue;
-    const pair = [luminance(parse(getComputedStyle(parent).color)), luminance(behind(parent))].sort((a, b) => b - a);
-    const name = parent.id || parent.className || parent.tagName;
-    worst[name] = Math.min(worst[name] ?? 21, (pair[0] + 0.05) / (pair[1] + 0.05));
-  }
-  return worst;
-}"""
-"""The lowest contrast of visible text with what is behind it, by element."""
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark_have_contrast(window: Window, scheme: str):
     window.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     dark = window["body"].evaluate("body => getComputedStyle(body).backgroundColor.match(/\\d+/g).every(c => c < 64)")
     assert dark == (scheme == "dark")
-    found = window.page.evaluate(CONTRASTS)
+    found = window.page.evaluate(browser.CONTRASTS)
     window.generate()
     window.word(7).focus()
     window.page.keyboard.press("l")
@@ -454,7 +360,7 @@ def test_light_and_dark_have_contrast(window: Window, scheme: str):
         window["#tint"].set_checked(tinted)
         window.word(12).hover()
         expect(window["#peek"]).to_be_visible()
-        more = window.page.evaluate(CONTRASTS)
+        more = window.page.evaluate(browser.CONTRASTS)
         found |= {f"{name}, tinted {tinted}": value for name, value in more.items()}
     assert {"error, tinted True", "example"} <= set(found)
     assert {name: value for name, value in found.items() if value < 4.5} == {}

@@ -122,7 +122,9 @@ function summary(first, second, old) {
   return same ? "The same words were drawn again. Try once more, or raise the temperature." : "";
 }
 
-const request_now = (fresh) => ({ source: $("source").value, row: null, locked: [], settings: settings(), seed: next_seed(fresh) });
+function request_now(fresh) {
+  return { source: $("source").value, row: null, locked: [], settings: settings(), seed: next_seed(fresh) };
+}
 
 function rewrite(first, last) {
   const old = state.now.text, row = old.map(({ id, locked }, i) => (i >= first && i <= last && !locked ? null : id));
@@ -246,7 +248,8 @@ $("redo").addEventListener("click", () => travel(state.future, state.past));
 $("copy").addEventListener("click", () => copy(plain(state.now.text, state.model.eos_id), "The text is copied."));
 $("link").addEventListener("click", () => copy(location.href, "The link is copied. It reproduces this text."));
 $("keep").addEventListener("click", () => {
-  const { second, request } = state.now, values = { ...request.settings, sampler: request.settings.other, other: NOTHING };
+  const { second, request } = state.now;
+  const values = { ...request.settings, sampler: request.settings.other, other: NOTHING };
   $("sampler").value = values.sampler;
   $("other").value = NOTHING;
   show_options();

@@ -21,8 +21,8 @@ function part(name, content, ...classes) {
 function rows_of(token, eos) {
   const name = (id, piece) => (id === eos ? "end of text" : visible(piece));
   if (token.logprob == null) return [part("p", `${name(token.id, token.piece)}: given`, "head")];
-  const head = part("p", "", "head");
-  head.append(part("b", name(token.id, token.piece)), part("span", percent(token.logprob), level(Math.exp(token.logprob))));
+  const head = part("p", "", "head"), own = part("span", percent(token.logprob), level(Math.exp(token.logprob)));
+  head.append(part("b", name(token.id, token.piece)), own);
   const phase = PHASES[token.phase] + (token.locked ? ", locked" : "");
   if (!token.top?.length) return [head, part("p", phase, "quiet")];
   const list = document.createElement("ol");

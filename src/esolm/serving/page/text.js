@@ -1,17 +1,18 @@
 // Texts and how they are drawn. A text is a list of tokens {id, piece, phase, logprob, top, locked}; id is null where a
 // token is still to be drawn, phase is undefined where it was given.
 
-const WORD = /^[\p{L}\p{N}\p{M}'’-]/u;
+const BEGINS = /^[\p{L}\p{N}\p{M}'’-]/u, ENDS = /[\p{L}\p{N}\p{M}'’-]$/u;
 const BOUNDS = [0.5, 0.2, 0.05, 0.01];
 
 // Runs of tokens that are one word, or one punctuation mark, for the reader.
 export function words_of(text) {
   const found = [];
-  text.forEach((token, i) => {
-    const before = text[i - 1]?.piece ?? " ";
-    const inside = token.piece === "" || (WORD.test(token.piece) && WORD.test(before.trimStart()) && !/\s$/.test(before));
-    if (i > 0 && inside) found.at(-1).last = i;
+  let word = "";
+  text.forEach(({ piece }, i) => {
+    const inside = i > 0 && (piece === "" || (BEGINS.test(piece) && ENDS.test(word)));
+    if (inside) found.at(-1).last = i;
     else found.push({ first: i, last: i });
+    word = inside ? word + piece : piece;
   });
   return found;
 }
