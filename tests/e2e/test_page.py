@@ -236,6 +236,19 @@ def test_a_link_reproduces_the_sample(window: Window):
     assert again.page.url == link
 
 
+def test_copying(window: Window):
+    window.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    pasted = "() => navigator.clipboard.readText()"
+    text = window.generate()
+    window["#copy"].click()
+    expect(window["#status"]).to_contain_text("text")
+    assert window.page.evaluate(pasted) == text
+    window["#link"].click()
+    expect(window["#status"]).to_contain_text("link")
+    assert window.page.evaluate(pasted) == window.page.url
+    window.page.context.clear_permissions()
+
+
 def test_a_damaged_link_is_explained(window: Window):
     for link in ("nonsense", "source=a&seed=x", "source=a&seed=1&row=1.b", "source=a&seed=1&sampler=b"):
         window["#error"].evaluate("error => { error.hidden = true }")

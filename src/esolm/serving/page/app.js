@@ -90,8 +90,11 @@ async function perform(request, old) {
     const first = await sample(panes[0], { ...body, ...sampling_options(values, values.sampler) }, old, signal);
     for (const i of request.locked) if (first.text[i]) first.text[i].locked = true;
     const second = values.other === NOTHING ? null : await compare(body, values, old ?? first.text, signal);
+    signal.throwIfAborted();
     commit({ text: first.text, note: first.note, second, request });
     $("status").textContent = summary(first, second, old);
+    const drawn = first.text.filter((token, i) => token.id !== old?.[i].id);
+    $("announce").textContent = old ? `Rewritten: ${plain(drawn, state.model.eos_id)}` : "The text is ready.";
   } catch (error) {
     if (state.running === control) {
       show(state.now);
@@ -136,6 +139,7 @@ function lock(first, last) {
   const { text, request } = state.now, locked = !text.slice(first, last + 1).every((token) => token.locked);
   const changed = text.map((token, i) => (i >= first && i <= last ? { ...token, locked } : token));
   const positions = changed.flatMap((token, i) => (token.locked ? [i] : []));
+  $("error").hidden = true;
   commit({ ...state.now, text: changed, request: { ...request, locked: positions } });
 }
 
@@ -160,6 +164,7 @@ function travel(from, to) {
   if (!from.length || state.running) return;
   to.push(state.now);
   $("status").textContent = "";
+  $("error").hidden = true;
   show(from.pop());
 }
 
@@ -212,12 +217,12 @@ function peek_at(word, pane, delay) {
   if (tokens) show_peek(word, tokens, state.model.eos_id, delay);
 }
 
-async function copy(text, done) {
+async function copy(text, done, otherwise) {
   try {
     await navigator.clipboard.writeText(text);
     $("status").textContent = done;
   } catch {
-    fail(new Error("The browser did not let the page copy. The link is in the address bar."));
+    fail(new Error(`The browser does not let this page copy. ${otherwise}`));
   }
 }
 
@@ -245,8 +250,12 @@ for (const example of document.querySelectorAll(".example")) {
 $("halt").addEventListener("click", () => state.running?.abort());
 $("undo").addEventListener("click", () => travel(state.past, state.future));
 $("redo").addEventListener("click", () => travel(state.future, state.past));
-$("copy").addEventListener("click", () => copy(plain(state.now.text, state.model.eos_id), "The text is copied."));
-$("link").addEventListener("click", () => copy(location.href, "The link is copied. It reproduces this text."));
+$("copy").addEventListener("click", () => {
+  copy(plain(state.now.text, state.model.eos_id), "The text is copied.", "Browsers allow it over https and on localhost.");
+});
+$("link").addEventListener("click", () => {
+  copy(location.href, "The link is copied. It reproduces this text.", "The link is in the address bar.");
+});
 $("keep").addEventListener("click", () => {
   const { second, request } = state.now;
   const values = { ...request.settings, sampler: request.settings.other, other: NOTHING };

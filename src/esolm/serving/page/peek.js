@@ -18,7 +18,7 @@ function part(name, content, ...classes) {
   return element;
 }
 
-function rows_of(token, eos) {
+function rows_of(token, eos, most) {
   const name = (id, piece) => (id === eos ? "end of text" : visible(piece));
   if (token.logprob == null) return [part("p", `${name(token.id, token.piece)}: given`, "head")];
   const head = part("p", "", "head"), own = part("span", percent(token.logprob), level(Math.exp(token.logprob)));
@@ -26,7 +26,7 @@ function rows_of(token, eos) {
   const phase = PHASES[token.phase] + (token.locked ? ", locked" : "");
   if (!token.top?.length) return [head, part("p", phase, "quiet")];
   const list = document.createElement("ol");
-  for (const { id, piece, logprob } of token.top) {
+  for (const { id, piece, logprob } of token.top.slice(0, most)) {
     const row = part("li", name(id, piece), id === token.id ? "own" : "other");
     row.append(part("span", percent(logprob)));
     row.style.setProperty("--share", Math.exp(logprob - token.top[0].logprob));
@@ -53,12 +53,12 @@ export function show_peek(word, tokens, eos, delay = 0) {
   }
   const panel = document.getElementById("peek"), rect = word.lastElementChild.getBoundingClientRect();
   if (tokens.some((token) => token.id === null)) return;
-  panel.replaceChildren(...tokens.flatMap((token) => rows_of(token, eos)));
+  panel.replaceChildren(...tokens.flatMap((token) => rows_of(token, eos, Math.ceil(4 / tokens.length))));
   panel.hidden = false;
   word.setAttribute("aria-describedby", "peek");
   const wide = document.documentElement.clientWidth, high = document.documentElement.clientHeight;
   const left = Math.max(8, Math.min(rect.left, wide - panel.offsetWidth - 8));
-  const under = rect.bottom + 6, above = rect.top - panel.offsetHeight - 6;
+  const lowest = high - panel.offsetHeight - 8, under = rect.bottom + 6, above = rect.top - panel.offsetHeight - 6;
   panel.style.left = `${left}px`;
-  panel.style.top = `${under + panel.offsetHeight > high && above > 0 ? above : under}px`;
+  panel.style.top = `${Math.max(0, under <= lowest ? under : above > 0 ? above : lowest)}px`;
 }
