@@ -251,7 +251,8 @@ $("halt").addEventListener("click", () => state.running?.abort());
 $("undo").addEventListener("click", () => travel(state.past, state.future));
 $("redo").addEventListener("click", () => travel(state.future, state.past));
 $("copy").addEventListener("click", () => {
-  copy(plain(state.now.text, state.model.eos_id), "The text is copied.", "Browsers allow it over https and on localhost.");
+  const text = plain(state.now.text, state.model.eos_id);
+  copy(text, "The text is copied.", "Browsers allow it over https and on localhost.");
 });
 $("link").addEventListener("click", () => {
   copy(location.href, "The link is copied. It reproduces this text.", "The link is in the address bar.");
