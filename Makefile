@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test test-full lint experiments model clean
+.PHONY: help demo test test-full lint experiments model screenshots clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ model: $(VENV)/.test  ## train, measure and install the bundled model again
 	rm -rf src/esolm/models/books
 	$(BIN)/esolm export workspace/models/books src/esolm/models/books --dtype bfloat16
 	cat experiments/books/card.md >> src/esolm/models/books/README.md
+
+screenshots: $(VENV)/.test  ## take the pictures of docs/serving.md again, with MODEL=books
+	PYTHONPATH=tests $(BIN)/python -m support.screenshots $(or $(MODEL),books)
 
 clean:  ## remove the environment
 	rm -rf $(VENV)

@@ -1,4 +1,4 @@
-"""`esolm serve` as a process: signals, and the page's own script against it."""
+"""`esolm serve` as a process: signals."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +19,6 @@ import esolm
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install 'esolm[test]'")
 pytest.importorskip("fastapi", reason="needs fastapi: pip install 'esolm[serve]'")
-PAGE = Path(esolm.__file__).parent / "serving" / "page"
-DOM = Path(__file__).parents[1] / "support" / "page_dom.js"
 
 
 @contextlib.contextmanager
@@ -80,36 +76,3 @@ def test_a_killed_server_is_back_in_seconds():
     with process() as (_, url):
         assert httpx.post(f"{url}/v1/completions", json={"prompt": "It was"}, timeout=60).status_code == 200
     assert time.monotonic() - begin < 60
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="the page's script runs in Node, which is not installed")
-def test_the_page():
-    """Its own script on a small stand-in for a browser's document; layout is not tested."""
-    with process() as (_, url):
-        words = ["node", str(DOM), str(PAGE / "app.js"), str(PAGE / "index.html"), url]
-        made = subprocess.run(words, capture_output=True, text=True, timeout=180)
-        assert made.returncode == 0, made.stderr
-        for name in ("app.js", "style.css"):
-            assert httpx.get(f"{url}/page/{name}").status_code == 200
-    seen = json.loads(made.stdout)
-    prompt, sample = "It was a dark night, and", seen["sample"]["text"]
-    assert sample.startswith(prompt)
-    assert len(sample) > len(prompt)
-    assert seen["sample"]["error"] is None
-    assert "".join(seen["words"]) == sample
-    assert {"diffusion", "sequential"} & set(seen["colours"])
-    rest = "".join(seen["words"][4:])
-    assert seen["rewritten"]["text"].startswith("It was")  # words 2 and 3 changed, the others stay
-    assert seen["rewritten"]["text"].endswith(rest)
-    assert seen["undone"]["text"] == sample
-    assert seen["locked"]["text"] == sample
-    assert seen["locked"]["error"].endswith(".")
-    assert seen["by_key"]["error"] is None
-    assert seen["by_key"]["text"].startswith("It was a dark")
-    filled = seen["filled"]["text"]
-    assert re.fullmatch(r"She.* the letter\.", filled, re.DOTALL)
-    assert filled == esolm.load("books").infill("She ____ the letter.", tokens_per_blank=4, seed=5, top_p=0.9).texts[0]
-    assert "seed" in seen["link"]
-    assert seen["compared"]["text"]
-    assert seen["refused"]["error"].startswith("Temperature")
-    assert seen["refused"]["text"] == filled

@@ -124,6 +124,7 @@ def infilled(index: int, generation: Generation) -> dict[str, Any]:
         "drawn": sorted(generation.drawn),
         "logprobs": [each.logprob if each else None for each in at],
         "top_logprobs": [[[*pair] for pair in each.top] if each else [] for each in at],
+        "top_pieces": [[piece(generation.lm.tokenizer, token) for token, _ in each.top] if each else [] for each in at],
         "passes": generation.passes,
         "finish_reason": "stop",
     }

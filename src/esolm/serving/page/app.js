@@ -1,368 +1,324 @@
-"use strict";
-// A text is a list of tokens {id, piece, phase, logprob, locked}; id is null where a token is still to be drawn.
+// The page: its state, its buttons and options, and what they do. A version is {text, note, second, request}: undo goes
+// back to the one before, and a link holds its request.
+
+import { read_link, write_link } from "./link.js";
+import { hide_peek, show_peek } from "./peek.js";
+import { NOTHING, SETTINGS, offer_samplers, sampling_options, settings, show_options, title } from "./options.js";
+import { pick } from "./pick.js";
+import { access, fetch_json, infill } from "./server.js";
+import { draw, draw_steps, plain, update } from "./text.js";
 
 const $ = (id) => document.getElementById(id);
-const state = { text: [], past: [], future: [], last: null, running: null, samplers: {}, anchor: null, focus: 0 };
-const SLIDERS = ["count", "per_blank", "alpha_0", "num_steps", "temperature", "top_p"];
-const BLANK = /____+/;
+const BLANK = /___+/g;
+const NEW = { text: [], note: "", second: null, request: null };
+const state = { now: NEW, past: [], future: [], running: null, model: null, turn: 0, focus: 0 };
+const panes = [
+  { box: $("text"), note: $("note"), name: $("name"), text: [], live: true },
+  { box: $("text2"), note: $("note2"), name: $("name2"), text: [], live: false },
+];
 
-// --- the server -------------------------------------------------------------------------------------------------
+// --- sampling ---------------------------------------------------------------------------------------------------
 
-async function ask(path, body, signal) {
-  const headers = { "Content-Type": "application/json" };
-  if ($("key").value) headers.Authorization = `Bearer ${$("key").value}`;
-  const options = body ? { method: "POST", headers, body: JSON.stringify(body), signal } : { headers, signal };
-  let response;
-  try {
-    response = await fetch(path, options);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Error("The server cannot be reached. Is it still running?");
-  }
-  if (response.ok) return response;
-  let message = `The server answered ${response.status}`;
-  try { message = (await response.json()).error.message; } catch { /* not our JSON */ }
-  throw new Error(message);
+// A typed seed is that of a new text; rewrites count on from it, so that each draws anew.
+function next_seed(fresh) {
+  state.turn = fresh ? 0 : state.turn + 1;
+  const typed = $("seed").value;
+  return typed === "" ? Math.floor(Math.random() * 2 ** 31) : Number(typed) + state.turn;
 }
 
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = ""; ;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const line = part.split("\n").find((each) => each.startsWith("data: "));
-      if (line && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
-    }
+// Run one request and show every step; returns the tokens and a note of what it took. `old`: the text of a rewrite.
+async function sample(pane, body, old, signal) {
+  const eos = state.model.eos_id;
+  let text = [], passes = 0;
+  const start = (ids) => {
+    text = pane.text = ids.map((id, i) => (id === null ? { id, piece: " " } : { piece: "", ...old?.[i], id }));
+    draw_steps(pane.box, text, eos);
+    if (!old) name_pieces(pane, text, signal).catch(() => {});  // the finished text names them as well
+  };
+  const step = ({ positions, tokens, pieces, phases, logprobs }) => {
+    positions.forEach((position, k) => {
+      text[position] = { id: tokens[k], piece: pieces[k], phase: phases[k], logprob: logprobs[k] };
+      update(pane.box, position, text[position], eos);
+    });
+    pane.note.textContent = `step ${(passes += 1)} …`;
+  };
+  const { choice, seconds } = await infill(body, signal, start, step);
+  choice.tokens.forEach((id, i) => Object.assign(text[i], { id, piece: choice.pieces[i] }));
+  for (const i of choice.drawn) {
+    const top = choice.top_logprobs[i].map(([id, logprob], k) => ({ id, logprob, piece: choice.top_pieces[i][k] }));
+    Object.assign(text[i], { logprob: choice.logprobs[i], top, fresh: !!old });
   }
+  const { passes: calls, drawn } = choice;
+  const counted = (n, what) => `${n} ${what}${n === 1 ? "" : what.endsWith("s") ? "es" : "s"}`;
+  const note = [counted(calls, "pass"), `${seconds.toFixed(2)} s`, counted(drawn.length, "token"), `seed ${body.seed}`];
+  return { text, note: note.join(" · ") };
 }
 
-// Run one request for /v1/infill and show every step; returns the finished tokens.
-async function sample(body, pane, old, signal) {
-  const begin = performance.now();
-  let text = [], passes = 0, final = null;
-  for await (const event of events(await ask("/v1/infill", { ...body, stream: true, logprobs: 3 }, signal))) {
-    if (event.error) throw new Error(event.error.message);
-    if (event.object === "start") {
-      text = event.tokens.map((id, i) => (id === null ? { id, piece: "·" } : { piece: "", ...old?.[i], id }));
-      if (!old) await name_pieces(text, signal);
-      draw(pane, text);
-    } else if (event.object === "step") {
-      passes += 1;
-      event.positions.forEach((position, k) => {
-        text[position] = { id: event.tokens[k], piece: event.pieces[k], phase: event.phases[k], logprob: event.logprobs[k], fresh: true };
-      });
-      draw(pane, text);
-      text.forEach((token) => delete token.fresh);
-      pane.status.textContent = `pass ${passes} …`;
-    } else if (event.choices?.length) final = event;
-  }
-  if (!final) throw new Error("The server ended the answer early.");
-  const choice = final.choices[0];
-  choice.tokens.forEach((id, i) => {
-    text[i] = { ...text[i], id, piece: choice.pieces[i], top: choice.top_logprobs[i], logprob: choice.logprobs[i] ?? text[i].logprob };
-  });
-  draw(pane, text);
-  const seconds = ((performance.now() - begin) / 1000).toFixed(2);
-  const drawn = choice.drawn.length;
-  pane.status.textContent = `${drawn} tokens in ${choice.passes} passes, ${seconds} s, seed ${body.seed}`;
-  return text;
-}
-
-async function name_pieces(text, signal) {
+async function name_pieces(pane, text, signal) {
   const known = text.filter((token) => token.id !== null);
   if (!known.length) return;
-  const found = await (await ask("/detokenize", { tokens: known.map((token) => token.id), with_pieces: true }, signal)).json();
+  const found = await fetch_json("detokenize", { tokens: known.map(({ id }) => id), with_pieces: true }, signal);
   known.forEach((token, i) => { token.piece = found.pieces[i]; });
+  if (pane.text === text && pane.box.hasAttribute("aria-busy")) draw_steps(pane.box, text, state.model.eos_id);
 }
 
-// --- requests ---------------------------------------------------------------------------------------------------
-
-function chosen_options(sampler) {
-  const takes = state.samplers[sampler || ""] ?? Object.values(state.samplers).flat();
-  const value = (id) => Number($(id).value);
-  const body = { temperature: value("temperature"), top_p: value("top_p") };
-  if (sampler) body.sampler = sampler;
-  if (value("alpha_0") >= 0 && takes.includes("alpha_0")) body.alpha_0 = value("alpha_0");
-  if (value("num_steps") > 0 && takes.includes("num_steps")) body.num_steps = value("num_steps");
-  if (sampler === "block") body.parallelism = 4;
-  return body;
-}
-
-function new_seed() {
-  const typed = $("seed").value;
-  return typed === "" ? Math.floor(Math.random() * 2 ** 31) : Number(typed);
-}
-
-async function generate() {
-  const source = $("source").value, what = {};
-  if (BLANK.test(source)) {
-    Object.assign(what, { text: source, tokens_per_blank: Number($("per_blank").value) });
-  } else {
-    const ids = source ? (await (await ask("/tokenize", { content: source })).json()).tokens : [];
-    const room = Math.max(1, Math.min(Number($("count").value), state.limit - ids.length));
-    what.tokens = [...ids, ...Array(Math.ceil((ids.length + room) / state.block) * state.block - ids.length).fill(null)];
+// What a request samples: a text with blanks, or tokens with nulls.
+async function rows_of({ source, row, settings: values }, signal) {
+  if (row) return { tokens: row };
+  if (source.search(BLANK) >= 0) {
+    return { text: source.replace(BLANK, "____"), tokens_per_blank: Number(values.per_blank) };
   }
-  await perform({ ...what, seed: new_seed() }, null);
+  const ids = source ? (await fetch_json("tokenize", { content: source }, signal)).tokens : [];
+  const { max_length, block_size } = state.model;
+  const length = ids.length + Math.max(1, Math.min(Number(values.count), max_length - ids.length));
+  return { tokens: [...ids, ...Array(Math.ceil(length / block_size) * block_size - ids.length).fill(null)] };
 }
 
-async function rewrite(first, last) {
-  const old = state.text;
-  const tokens = old.map((token, i) => (i >= first && i <= last && !token.locked ? null : token.id));
-  if (!tokens.includes(null)) return fail("These words are locked. Unlock them to have them rewritten.");
-  await perform({ tokens, seed: new_seed() }, old);
-}
-
-async function perform(what, old) {
-  if (state.running) state.running.abort();
-  const control = (state.running = new AbortController());
-  const before = state.text, other = $("other").value;
+async function perform(request, old) {
+  if (!state.model) return fail(new Error("The page is not connected to a model."));
+  state.running?.abort();
+  const control = (state.running = new AbortController()), { signal } = control, values = request.settings;
+  hide_peek();
   $("error").hidden = true;
-  $("halt").hidden = false;
-  $("second").hidden = other === "-";
-  const panes = [{ words: $("text"), status: $("status"), live: true }, { words: $("text2"), status: $("status2") }];
-  const bodies = [{ ...what, ...chosen_options($("sampler").value) }, { ...what, ...chosen_options(other) }];
+  $("status").textContent = "";
+  $("note").textContent = $("note2").textContent = "";
+  $("text2").replaceChildren();
+  lay_out(values.other === NOTHING ? null : values, false);
+  buttons();
   try {
-    const second = other === "-" ? null : sample(bodies[1], panes[1], old, control.signal);
-    second?.catch(() => {});
-    const text = await sample(bodies[0], panes[0], old, control.signal);
-    await second;
-    state.past.push(before);
-    state.future = [];
-    state.text = text;
-    state.last = { body: bodies[0], source: $("source").value };
+    const body = { ...(await rows_of(request, signal)), seed: request.seed };
+    const first = await sample(panes[0], { ...body, ...sampling_options(values, values.sampler) }, old, signal);
+    for (const i of request.locked) if (first.text[i]) first.text[i].locked = true;
+    const second = values.other === NOTHING ? null : await compare(body, values, old ?? first.text, signal);
+    signal.throwIfAborted();
+    commit({ text: first.text, note: first.note, second, request });
+    $("status").textContent = summary(first, second, old);
+    const drawn = first.text.filter((token, i) => token.id !== old?.[i].id);
+    $("announce").textContent = old ? `Rewritten: ${plain(drawn, state.model.eos_id)}` : "The text is ready.";
   } catch (error) {
-    if (error.name !== "AbortError") fail(error.message);
-    if (state.running === control) draw(panes[0], before);
-  } finally {
     if (state.running === control) {
-      state.running = null;
-      $("halt").hidden = true;
+      show(state.now);
+      if (error.name !== "AbortError") fail(error);
     }
+  } finally {
+    if (state.running === control) state.running = null;
     buttons();
   }
 }
 
-function fail(message) {
-  const sentence = message.charAt(0).toUpperCase() + message.slice(1);
-  $("error").textContent = /[.!?]$/.test(sentence) ? sentence : `${sentence}.`;
-  $("error").hidden = false;
-}
-
-// --- the text ---------------------------------------------------------------------------------------------------
-
-// Words are runs of tokens; a token that begins with a space or a line break begins a word.
-function words_of(text) {
-  const found = [];
-  text.forEach((token, i) => {
-    const first = found.length === 0 || /^\s/.test(token.piece) || token.id === null || text[i - 1].id === null;
-    if (first) found.push({ first: i, last: i });
-    else found[found.length - 1].last = i;
-  });
-  return found;
-}
-
-function draw(pane, text) {
-  const tint = $("tint").checked, words = words_of(text);
-  pane.words.replaceChildren(...words.map((word, number) => {
-    const span = document.createElement("span");
-    span.className = "word";
-    if (pane.live) {
-      Object.assign(span.dataset, { first: word.first, last: word.last, number });
-      span.setAttribute("role", "option");
-      span.tabIndex = number === Math.min(state.focus, words.length - 1) ? 0 : -1;
-    }
-    for (let i = word.first; i <= word.last; i++) span.append(token_span(text[i], tint));
-    return span;
-  }));
-}
-
-function token_span(token, tint) {
-  const span = document.createElement("span");
-  span.textContent = token.id === null ? " ·" : token.piece;
-  span.className = [token.id === null ? "todo" : token.phase ?? "", token.locked ? "locked" : "", token.fresh ? "fresh" : ""].join(" ");
-  if (token.logprob != null) {
-    const p = Math.exp(token.logprob);
-    const others = (token.top ?? []).map(([, value]) => `${(100 * Math.exp(value)).toFixed(1)} %`).join(", ");
-    span.title = `probability ${(100 * p).toFixed(1)} %` + (others ? `; the likeliest have ${others}` : "");
-    if (tint) {
-      span.classList.add("tinted");
-      span.style.setProperty("--unlikely", 1 - p);
-    }
-  }
-  return span;
-}
-
-function redraw() {
-  draw({ words: $("text"), live: true }, state.text);
-  buttons();
-}
-
-function buttons() {
-  $("undo").disabled = !state.past.length || !!state.running;
-  $("redo").disabled = !state.future.length || !!state.running;
-}
-
-function travel(from, to) {
-  if (!from.length || state.running) return;
-  to.push(state.text);
-  state.text = from.pop();
-  $("status").textContent = `${state.text.length} tokens`;
-  redraw();
-}
-
-const word_at = (event) => document.elementFromPoint(event.clientX, event.clientY)?.closest?.("#text .word");
-
-function mark(one, two) {
-  const [low, high] = [Number(one), Number(two)].sort((a, b) => a - b);
-  for (const word of $("text").children) {
-    const inside = word.dataset.number >= low && word.dataset.number <= high;
-    word.classList.toggle("selected", inside);
-    word.setAttribute("aria-selected", inside);
-  }
-}
-
-function act(tool) {
-  const marked = [...$("text").querySelectorAll(".selected")];
-  if (!marked.length || state.running) return;
-  const first = Number(marked[0].dataset.first), last = Number(marked[marked.length - 1].dataset.last);
-  mark(-1, -1);
-  if (tool === "rewrite") return rewrite(first, last);
-  const locked = state.text.slice(first, last + 1).every((token) => token.locked);
-  state.past.push(state.text);
-  state.text = state.text.map((token, i) => (i >= first && i <= last ? { ...token, locked: !locked } : token));
-  redraw();
-}
-
-const tool = () => document.querySelector("input[name=tool]:checked").value;
-
-$("text").addEventListener("pointerdown", (event) => {
-  const word = word_at(event);
-  if (!word || event.button) return;
-  event.preventDefault();
-  state.anchor = word.dataset.number;
-  mark(state.anchor, state.anchor);
-});
-window.addEventListener("pointermove", (event) => {
-  const word = state.anchor !== null && word_at(event);
-  if (word) mark(state.anchor, word.dataset.number);
-});
-window.addEventListener("pointerup", () => {
-  if (state.anchor === null) return;
-  state.focus = Number(state.anchor);
-  state.anchor = null;
-  act(tool());
-});
-window.addEventListener("pointercancel", () => { state.anchor = null; mark(-1, -1); });
-
-$("text").addEventListener("keydown", (event) => {
-  const number = Number(event.target.dataset?.number ?? 0), step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (step) {
-    const next = $("text").children[number + step];
-    if (!next) return;
-    event.preventDefault();
-    state.from = event.shiftKey ? state.from ?? number : null;
-    state.focus = number + step;
-    event.target.tabIndex = -1;
-    next.tabIndex = 0;
-    next.focus();
-    mark(state.from ?? number + step, number + step);
-  } else if (event.key === "Enter" || event.key.toLowerCase() === "l") {
-    event.preventDefault();
-    if (!event.target.classList.contains("selected")) mark(number, number);
-    act(event.key === "Enter" ? "rewrite" : "lock");
-  }
-});
-
-// --- controls ---------------------------------------------------------------------------------------------------
-
-function show_values() {
-  const named = { alpha_0: (v) => (v < 0 ? "as trained" : v), num_steps: (v) => (v > 0 ? v : "one token each") };
-  for (const id of SLIDERS) {
-    const value = Number($(id).value);
-    $(id).closest("label").querySelector("output").textContent = named[id] ? named[id](value) : value;
-  }
-}
-
-function link() {
-  const { body, source } = state.last ?? { body: null, source: $("source").value };
-  const values = Object.fromEntries([...SLIDERS, "sampler"].map((id) => [id, $(id).value]));
-  const hash = encodeURIComponent(JSON.stringify({ source, values, body }));
-  return `${location.origin}${location.pathname}#${hash}`;
-}
-
-function restore() {
-  if (location.hash.length < 2) return null;
+// The other sampler, after the first has finished, so that neither slows the other down.
+async function compare(body, values, old, signal) {
   try {
-    const { source, values, body } = JSON.parse(decodeURIComponent(location.hash.slice(1)));
-    $("source").value = String(source ?? "");
-    for (const id of [...SLIDERS, "sampler"]) if (values?.[id] !== undefined) $(id).value = values[id];
-    return body && typeof body === "object" ? body : null;
-  } catch {
-    fail("The link is damaged: its options cannot be read.");
+    const found = await sample(panes[1], { ...body, ...sampling_options(values, values.other) }, old, signal);
+    found.text.forEach((token) => { token.fresh = false; });
+    return found;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    fail(error);
     return null;
   }
 }
 
-$("form").addEventListener("submit", (event) => { event.preventDefault(); generate().catch((error) => fail(error.message)); });
+function summary(first, second, old) {
+  if (second) return "The two ran one after the other, with the same seed.";
+  const same = old?.every((token, i) => token.id === first.text[i].id);
+  return same ? "The same words were drawn again. Try once more, or raise the temperature." : "";
+}
+
+function request_now(fresh) {
+  return { source: $("source").value, row: null, locked: [], settings: settings(), seed: next_seed(fresh) };
+}
+
+function rewrite(first, last) {
+  const old = state.now.text, row = old.map(({ id, locked }, i) => (i >= first && i <= last && !locked ? null : id));
+  if (!row.includes(null)) return fail(new Error("These words are locked. Unlock them to have them rewritten."));
+  perform({ ...request_now(false), row, locked: old.flatMap(({ locked }, i) => (locked ? [i] : [])) }, old);
+}
+
+function lock(first, last) {
+  const { text, request } = state.now, locked = !text.slice(first, last + 1).every((token) => token.locked);
+  const changed = text.map((token, i) => (i >= first && i <= last ? { ...token, locked } : token));
+  const positions = changed.flatMap((token, i) => (token.locked ? [i] : []));
+  $("error").hidden = true;
+  commit({ ...state.now, text: changed, request: { ...request, locked: positions } });
+}
+
+function act(first, last, key_tool) {
+  if (state.running) return;
+  const tool = key_tool ?? document.querySelector("input[name=tool]:checked").value;
+  state.focus = first;
+  if (tool === "rewrite") rewrite(first, last);
+  else if (tool === "lock") lock(first, last);
+  else peek_at($("text").querySelector(`[data-first="${first}"]`), panes[0]);
+}
+
+// --- versions ---------------------------------------------------------------------------------------------------
+
+function commit(version) {
+  state.past.push(state.now);
+  state.future = [];
+  show(version);
+}
+
+function travel(from, to) {
+  if (!from.length || state.running) return;
+  to.push(state.now);
+  $("status").textContent = "";
+  $("error").hidden = true;
+  show(from.pop());
+}
+
+// Show the parts that a text or a comparison needs; `values` are the settings of a comparison.
+function lay_out(values, empty) {
+  $("empty").hidden = !empty;
+  $("panes").hidden = $("legends").hidden = empty;
+  $("second").hidden = $("name").hidden = !values;
+  if (values) [$("name").textContent, $("name2").textContent] = [title(values.sampler), title(values.other)];
+}
+
+function show(version) {
+  const { text, note, second, request } = version, eos = state.model?.eos_id;
+  state.now = version;
+  hide_peek();
+  lay_out(second ? request.settings : null, !text.length);
+  [text, second?.text ?? []].forEach((each, k) => {
+    panes[k].text = each;
+    draw(panes[k].box, each, eos, panes[k].live, state.focus);
+    each.forEach((token) => { token.fresh = false; });
+  });
+  $("note").textContent = note;
+  $("note2").textContent = second?.note ?? "";
+  history.replaceState(null, "", request ? write_link(request) : location.pathname);
+  buttons();
+}
+
+function buttons() {
+  const busy = !!state.running;
+  $("halt").hidden = !busy;
+  $("undo").disabled = busy || !state.past.length;
+  $("redo").disabled = busy || !state.future.length;
+  $("copy").disabled = $("link").disabled = busy || !state.now.text.length;
+  $("keep").disabled = busy;
+}
+
+function fail(error) {
+  $("error").textContent = error.message;
+  $("error").hidden = false;
+  $("error").scrollIntoView({ block: "nearest" });
+  if (error.status === 401) {
+    $("key-label").hidden = false;
+    $("options").open = true;
+    $("key").focus();
+  }
+}
+
+function peek_at(word, pane, delay) {
+  const tokens = word && pane.text.slice(Number(word.dataset.first), Number(word.dataset.last) + 1);
+  if (tokens) show_peek(word, tokens, state.model.eos_id, delay);
+}
+
+async function copy(text, done, otherwise) {
+  try {
+    await navigator.clipboard.writeText(text);
+    $("status").textContent = done;
+  } catch {
+    fail(new Error(`The browser does not let this page copy. ${otherwise}`));
+  }
+}
+
+// --- events -----------------------------------------------------------------------------------------------------
+
+for (const pane of panes) {
+  pane.box.addEventListener("pointerover", (event) => {
+    if (event.pointerType !== "touch" && !event.buttons) peek_at(event.target.closest(".word"), pane, 150);
+  });
+  pane.box.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") hide_peek(); });
+  pane.box.addEventListener("focusin", (event) => {
+    if (event.target.matches(".word:focus-visible")) peek_at(event.target, pane);
+  });
+  pane.box.addEventListener("focusout", hide_peek);
+}
+pick($("text"), act);
+
+$("form").addEventListener("submit", (event) => { event.preventDefault(); perform(request_now(true), null); });
 $("source").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
 });
+for (const example of document.querySelectorAll(".example")) {
+  example.addEventListener("click", () => { $("source").value = example.dataset.source; $("form").requestSubmit(); });
+}
 $("halt").addEventListener("click", () => state.running?.abort());
 $("undo").addEventListener("click", () => travel(state.past, state.future));
 $("redo").addEventListener("click", () => travel(state.future, state.past));
-$("tint").addEventListener("change", redraw);
-$("form").addEventListener("input", show_values);
-$("link").addEventListener("click", async () => {
-  history.replaceState(null, "", link());
-  try {
-    await navigator.clipboard.writeText(location.href);
-    $("status").textContent = "The link is copied; it reproduces this sample.";
-  } catch {
-    $("status").textContent = "The link is in the address bar; it reproduces this sample.";
-  }
+$("copy").addEventListener("click", () => {
+  const text = plain(state.now.text, state.model.eos_id);
+  copy(text, "The text is copied.", "Browsers allow it over https and on localhost.");
 });
-$("key").addEventListener("change", () => { sessionStorage.setItem("key", $("key").value); connect(); });
+$("link").addEventListener("click", () => {
+  copy(location.href, "The link is copied. It reproduces this text.", "The link is in the address bar.");
+});
+$("keep").addEventListener("click", () => {
+  const { second, request } = state.now;
+  const values = { ...request.settings, sampler: request.settings.other, other: NOTHING };
+  $("sampler").value = values.sampler;
+  $("other").value = NOTHING;
+  show_options();
+  commit({ text: second.text, note: second.note, second: null, request: { ...request, settings: values } });
+});
+$("tint").addEventListener("change", () => $("sheet").classList.toggle("tinted", $("tint").checked));
+$("settings").addEventListener("input", show_options);
+$("settings").addEventListener("reset", () => setTimeout(show_options));
+$("settings").addEventListener("submit", (event) => { event.preventDefault(); $("form").requestSubmit(); });
+$("key").addEventListener("change", () => {
+  access.key = $("key").value;
+  sessionStorage.setItem("key", access.key);
+  connect();
+});
+document.addEventListener("pointerdown", hide_peek);
+document.addEventListener("scroll", hide_peek, { capture: true, passive: true });
 document.addEventListener("keydown", (event) => {
-  if (event.target.closest("textarea, input, select") || !(event.ctrlKey || event.metaKey)) return;
-  if (event.key.toLowerCase() !== "z") return;
+  if (event.key === "Escape") return state.running ? state.running.abort() : hide_peek();
+  const typing = event.target.closest("textarea, input:not([type=radio], [type=checkbox], [type=range])");
+  if (typing || event.key.toLowerCase() !== "z" || !(event.ctrlKey || event.metaKey)) return;
   event.preventDefault();
   event.shiftKey ? travel(state.future, state.past) : travel(state.past, state.future);
 });
+window.addEventListener("hashchange", open_link);
 
-async function connect() {
+function open_link() {
   try {
-    const model = (await (await ask("/v1/models")).json()).data[0];
-    state.samplers = model.samplers;
-    state.limit = model.max_length;
-    state.block = model.block_size;
-    $("model").textContent = `${model.id}, system ${model.system}, up to ${model.max_length} tokens`;
-    $("count").max = model.max_length;
-    for (const select of [$("sampler"), $("other")]) {
-      const there = new Set([...select.options].map((option) => option.value));
-      for (const name of Object.keys(model.samplers)) {
-        if (name !== "order" && !there.has(name)) select.append(new Option(name.replaceAll("_", " "), name));
+    const request = read_link(location.hash, SETTINGS);
+    if (!request) return;
+    $("source").value = request.source;
+    for (const [name, value] of Object.entries(request.settings)) {
+      const there = $(name).options;
+      if (there && ![...there].some((option) => option.value === value)) {
+        return fail(new Error(`The link uses the sampler ${title(value)}, which this model does not have.`));
       }
+      $(name).value = value;
     }
-    const takes = Object.values(model.samplers).flat();
-    for (const label of document.querySelectorAll("[data-option]")) label.hidden = !takes.includes(label.dataset.option);
-    $("error").hidden = true;
-    const body = restore();
-    show_values();
-    if (body) perform_again(body);
-  } catch (error) {
-    fail(error.message);
+    show_options();
+    perform({ ...request, settings: { ...settings(), ...request.settings } }, null);
+  } catch {
+    fail(new Error("The link is damaged: its options cannot be read."));
   }
 }
 
-// The request of a link, with its own options and seed.
-async function perform_again(body) {
-  const { tokens, text, tokens_per_blank, seed } = body;
-  await perform(tokens ? { tokens, seed } : { text, tokens_per_blank, seed }, null);
+async function connect() {
+  try {
+    const model = (state.model = (await fetch_json("v1/models")).data[0]);
+    const name = model.id === "esolm" ? "" : `${model.id}, `;  // without --name, a model is called like the package
+    $("model").textContent = `${name}system ${model.system}, up to ${model.max_length} tokens`;
+    $("error").hidden = true;
+    offer_samplers(model);
+    if (!state.now.request) open_link();
+  } catch (error) {
+    $("model").textContent = "not connected";
+    fail(error);
+  }
 }
 
-$("key").value = sessionStorage.getItem("key") ?? "";
-show_values();
+access.key = $("key").value = sessionStorage.getItem("key") ?? "";
+$("options").open = matchMedia("(min-width: 62rem)").matches;
+show_options();
 connect();
