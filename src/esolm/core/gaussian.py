@@ -23,9 +23,9 @@ ALPHAS = 0.05, 0.95
 
 @functools.lru_cache(maxsize=8)
 def _nodes(states: int) -> tuple[Tensor, Tensor]:
-    """The points u, and Phi(u)^(N-1) times the step, [POINTS]."""
+    """The points u, and the logarithm of Phi(u)^(N-1) times the step, [POINTS]."""
     u = torch.linspace(LOW, HIGH, POINTS, dtype=torch.float64)
-    return u, ((states - 1) * torch.special.log_ndtr(u)).exp() * (u[1] - u[0])
+    return u, (states - 1) * torch.special.log_ndtr(u) + (u[1] - u[0]).log()
 
 
 def alpha(gamma: Tensor, states: int) -> Tensor:
@@ -44,7 +44,8 @@ def _transform(gamma: Tensor, states: int) -> tuple[Tensor, Tensor]:
     mu = (-0.5 * gamma.double().cpu()).exp()[:, None]
     if gamma.numel() and float(mu.max()) > HIGH - 10:
         raise ValueError(f"gamma is {float(gamma.min()):g}; it must be above {-2 * math.log(HIGH - 10):.3g}")
-    density = torch.exp(-0.5 * (u - mu) ** 2) * weight / math.sqrt(2 * math.pi)
+    power = weight - 0.5 * (u - mu) ** 2 - 0.5 * math.log(2 * math.pi)
+    density = power.clamp_min_(-200).exp_()  # numbers that underflow are slow
     scale = states / (states - 1)
     found = scale * density.sum(1) - 1 / (states - 1), scale * (-0.5 * mu * (u - mu) * density).sum(1)
     return found[0].to(gamma.device), found[1].to(gamma.device)
@@ -52,12 +53,12 @@ def _transform(gamma: Tensor, states: int) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=64)
 def gamma_of(target: float, states: int) -> float:
-    """The gamma at which alpha is `target`, by bisection: alpha falls as gamma rises."""
+    """The gamma at which alpha is `target`, by search in ever finer grids: alpha falls as gamma rises."""
     low, high = -5.9, 40.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        above = float(alpha(torch.tensor([middle]), states)) > target
-        low, high = (middle, high) if above else (low, middle)
+    for _ in range(6):
+        grid = torch.linspace(low, high, 65, dtype=torch.float64)
+        above = int((alpha(grid, states) > target).sum().clamp(1, 64))
+        low, high = grid[above - 1].item(), grid[above].item()
     return (low + high) / 2
 
 

@@ -83,9 +83,8 @@ class Duo(System):
     @property
     def gammas(self) -> tuple[float, float]:
         """gamma at t = 0 and at t = 1."""
-        least, most = gaussian.ALPHAS
-        solved = (gaussian.gamma_of(alpha, self.noise.states) for alpha in (most, least))
-        low, high = (g if own is None else own for own, g in zip((self.gamma_min, self.gamma_max), solved, strict=True))
+        ends = zip((self.gamma_min, self.gamma_max), reversed(gaussian.ALPHAS), strict=True)
+        low, high = (gaussian.gamma_of(a, self.noise.states) if own is None else own for own, a in ends)
         if low >= high:
             raise ValueError(f"gamma_min is {low:g} and gamma_max {high:g}; gamma_min must be lower")
         return low, high
