@@ -20,6 +20,7 @@ from esolm.sampling.request import Request
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "ar": {"ar": {}},
+    "duo": {"duo": {}, "duo-curriculum": {"curriculum_end": 4, "tau_start": 0.1}},
     "bd3lm": {"bd3lm-4": {"block_size": 4}, "bd3lm-1": {"block_size": 1}, "bd3lm-8": {"block_size": 8}},
     "esolm": {
         "esolm-B-0.5": {"alpha_0": 0.5},
@@ -51,7 +52,11 @@ def variants() -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def make(name: str, mask_id: int, **options: Any) -> Any:
-    return systems.find(name)(mask_id=mask_id, **options)
+    """A system whose mask is the last id, as in `network`."""
+    made = systems.find(name)
+    if "vocab_size" in {field.name for field in dataclasses.fields(made)}:
+        options = {"vocab_size": mask_id + 1, **options}
+    return made(mask_id=mask_id, **options)
 
 
 def randomised(net: Denoiser, seed: int = 0) -> Denoiser:
