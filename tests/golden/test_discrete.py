@@ -1,0 +1,123 @@
+"""D3PM, SEDD and DiffusionBERT give the numbers of their authors' code (baselines/*.safetensors).
+
+The files hold inputs and results of the authors' own functions on a CPU, with the logits as an input; float32 results
+are compared at 1e-5 and float64 ones at 1e-10, relative to the larger of 1 and the value.
+
+Shapes: T steps, L length, B batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from esolm.core import score_entropy, steps
+
+FILES = {path.stem: load_file(path) for path in (Path(__file__).parent / "baselines").glob("*.safetensors")}
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    """Equal within the tolerance of the file's type."""
+    tolerance = 1e-10 if expected.dtype == torch.float64 else 1e-5
+    assert found.shape == expected.shape
+    expected = expected.double()
+    assert ((found.double() - expected).abs() / expected.abs().clamp_min(1)).max() < tolerance
+
+
+def part(file: str, prefix: str) -> dict[str, Tensor]:
+    """The tensors of a file below a prefix, in float64 where they are float32."""
+    return {key.removeprefix(prefix): t for key, t in FILES[file].items() if key.startswith(prefix)}
+
+
+@pytest.mark.parametrize("num_steps", [8, 1000])
+def test_d3pm_schedules(num_steps: int) -> None:
+    golden = part("d3pm", f"schedule.T{num_steps}.")
+    for kind in ("standard", "cosine"):
+        torch.testing.assert_close(steps.RATES[kind](num_steps), golden[f"{kind}_beta"], rtol=0, atol=1e-6)
+    close(steps.kept_after(steps.standard_rates(num_steps)), golden["absorb_standard_alpha_bar"])
+    close(steps.kept_after(steps.cosine_rates(num_steps)), golden["uniform_cosine_alpha_bar"])
+
+
+CASES = [("absorb", 1), ("absorb", 2), ("uniform", 1), ("uniform", 2), ("uniform_cosine", 1)]
+
+
+@pytest.mark.parametrize(("case", "size"), CASES)
+def test_d3pm(case: str, size: int) -> None:
+    """All terms of the bound, with the mask in the softmax of `absorb` as the authors have it."""
+    golden, terms = part("d3pm", f"{case}."), part("d3pm", f"{case}.step{size}.")
+    x, logits = golden["x0"], golden["logits"].double()
+    vocab, rates = logits.shape[-1], steps.RATES["cosine" if "cosine" in case else "standard"](8)
+    target = F.one_hot(torch.tensor(10), 11).double() if case == "absorb" else torch.full((11,), 1 / 11, dtype=torch.float64)
+    kept = steps.kept_after(rates)
+    clean = F.one_hot(x, vocab).double()
+    close(steps.blend(clean.expand(9, -1, -1), kept[:, None].expand(9, 6), target), golden["q_xt_given_x0"])
+
+    t, z = terms["t"], terms["x_next"]
+    ratio = torch.stack([(1 - rates[i : i + size]).prod() for i in t.tolist()])[:, None].expand_as(z)
+    before = kept[t][:, None].expand_as(z)
+    log_p = logits[t + size].log_softmax(-1)
+    q = steps.posterior(z, clean.expand(len(t), -1, -1), ratio, before, target)
+    p = steps.posterior(z, log_p.exp(), ratio, before, target)
+    close(q, terms["posterior_q"])
+    close(p, terms["reverse_p"])
+    at_x = x.expand_as(z)[..., None]
+    kl, cross_entropy = steps.divergence(q, p), -(p.gather(-1, at_x)[..., 0] + 1e-20).log()
+    close(kl, terms["kl"])
+    close(cross_entropy, terms["cross_entropy"])
+    base = torch.where(t[:, None] == 0, cross_entropy, kl)
+    close(base, terms["base_loss"])
+    close(-0.01 * log_p.gather(-1, at_x)[..., 0], terms["hybrid_0.01"])
+    prior = steps.divergence(steps.blend(clean, kept[-1].expand(6), target), target)
+    torch.testing.assert_close(prior, golden["prior_kl"])
+    close(base.sum() + prior.sum(), terms["elbo"])
+    if case != "absorb":  # what the system computes, without the distributions
+        flat = [v.flatten() for v in (x.expand_as(z), z, ratio, before)]
+        odds = steps.uniform_odds(flat[3], vocab)
+        found = steps.uniform_statistics(logits[t + size].flatten(0, 1), *flat[:2], odds, None)
+        close(steps.uniform_step_nats(found, *flat, vocab).view_as(z), terms["base_loss"])
+
+
+def test_sedd_schedules() -> None:
+    golden = part("sedd", "schedule.")
+    for name, schedule in {"loglinear": score_entropy.LogLinear(), "geometric": score_entropy.Geometric()}.items():
+        close(schedule.sigma(golden["t"]), golden[f"{name}_sigma"])
+        close(schedule.dsigma(golden["t"]), golden[f"{name}_dsigma"])
+
+
+@pytest.mark.parametrize("noise", ["absorb", "uniform"])
+def test_sedd(noise: str) -> None:
+    golden = part("sedd", f"{noise}.")
+    logits, x, z, t = (golden[key] for key in ("logits", "x0", "xt", "t"))
+    schedule = score_entropy.LogLinear() if noise == "absorb" else score_entropy.Geometric()
+    sigma, dsigma = schedule.sigma(t), schedule.dsigma(t)
+    close(sigma, golden["sigma"])
+    close(dsigma, golden["dsigma"])
+    vocab = logits.shape[-1]
+    each = sigma[:, None].expand_as(z)
+    if noise == "absorb":
+        target = F.one_hot(torch.tensor(12), vocab).double()
+        log_score = score_entropy.absorb_log_score(logits, z, each, 12)
+        masked = z == 12
+        entropy = torch.zeros_like(each)
+        found = score_entropy.absorb_statistics(logits[masked], x[masked], 12)
+        entropy[masked] = score_entropy.absorb_entropy(found, 12) / each[masked].expm1()
+    else:
+        target = torch.full((vocab,), 1 / vocab, dtype=torch.float64)
+        log_score = score_entropy.uniform_log_score(logits, z)
+        flat = [v.flatten() for v in (x, z, each)]
+        found = score_entropy.uniform_score_statistics(logits.flatten(0, 1), *flat[:2], None)
+        entropy = score_entropy.uniform_entropy(found, *flat, vocab).view_as(each)
+    close(log_score, golden["log_score"])
+    close(entropy, golden["score_entropy"])
+    close((dsigma[:, None] * entropy).sum(1), golden["loss_per_example"])
+    score, size = log_score.exp(), golden["step_size"]
+    close(score_entropy.euler_weights(score, z, (size * dsigma)[:, None].expand_as(z), target), golden["euler_probs"])
+    step = (sigma - schedule.sigma(t - size))[:, None].expand_as(z)
+    close(score_entropy.analytic_weights(score, z, step, target), golden["analytic_probs"])
+    last = score_entropy.analytic_weights(score, z, each, target)
+    close(last[..., :12] if noise == "absorb" else last, golden["denoiser_probs"])
