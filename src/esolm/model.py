@@ -340,11 +340,10 @@ def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Sam
     for event in last.values():
         schedule = event.schedule
         for row, ids in enumerate(event.tokens.tolist()):
-            length = int(schedule.given[row] + schedule.sizes[row].sum())
-            ids = ids[:length]
+            ids = ids[: int(schedule.lengths[row])]
             tokens.append(ids)
             steps.append(schedule.steps(row))
-            drawn = {i for step in steps[-1] for i in step}
+            drawn = set(schedule.free(row))
             texts.append(lm.tokenizer.decode(until(ids, lm.tokenizer.eos_id, drawn) if cut else ids))
     nfe, *tried = torch.cat(list(work.values())).T.tolist()
     return Samples(texts, tokens, nfe, passes, steps, seconds, Speculation(*tried) if speculative else None)

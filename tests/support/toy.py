@@ -51,7 +51,11 @@ def variants() -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def make(name: str, mask_id: int, **options: Any) -> Any:
-    return systems.find(name)(mask_id=mask_id, **options)
+    """A system whose mask is the last id, as in `network`."""
+    made = systems.find(name)
+    if "vocab_size" in {field.name for field in dataclasses.fields(made)}:
+        options = {"vocab_size": mask_id + 1, **options}
+    return made(mask_id=mask_id, **options)
 
 
 def randomised(net: Denoiser, seed: int = 0) -> Denoiser:

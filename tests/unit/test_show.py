@@ -41,7 +41,7 @@ def film(text: str, given_tokens: int = 4, together: int = 2, diffusion: int = 3
     ids = BYTES.encode(text)
     when = [-1 if at < given_tokens else (at - given_tokens) // together for at in range(len(ids))]
     phase = [GIVEN if k < 0 else DIFFUSION if k < diffusion else SEQUENTIAL for k in when]
-    return Film(ids, phase, when, max(when) + 1)
+    return Film(ids, phase, when, list(range(max(when) + 1)))
 
 
 def events() -> list[Event]:
@@ -218,7 +218,7 @@ def test_svg_has_every_token_once_in_the_colour_of_its_phase():
 
 def test_svg_is_well_formed_whatever_the_bytes_and_bounded_however_many_passes():
     ids = list(range(256)) * 4
-    row = Film(ids, [DIFFUSION] * len(ids), list(range(len(ids))))
+    row = Film(ids, [DIFFUSION] * len(ids), list(range(len(ids))), list(range(len(ids))))
     drawn = picture.svg(row, BYTES)
     assert ET.fromstring(drawn).get("viewBox")
     assert drawn.count("@keyframes t") == picture.MOMENTS

@@ -168,7 +168,7 @@ def one_batch(lm: LanguageModel, job: Job, part: range, settings: dict[str, Any]
 def drawn(samples: Samples, i: int) -> list[int]:
     """The tokens of sample i that follow its prompt."""
     tokens = samples.tokens[i]
-    return tokens[len(tokens) - sum(map(len, samples.steps[i])) :]
+    return tokens[len(tokens) - len({p for step in samples.steps[i] for p in step}) :]
 
 
 def joined(parts: list[Samples], seconds: float) -> Samples:
@@ -264,7 +264,7 @@ def deliver(samples: Samples, options: Mapping[str, Any]) -> None:
 def print_texts(samples: Samples) -> None:
     """The texts; on a terminal each below a line with its cost."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    generated = sum(len(step) for steps in samples.steps for step in steps)
+    generated = sum(len({p for step in steps for p in step}) for steps in samples.steps)
     speed = generated / max(samples.seconds, 1e-9)
     for k, text in enumerate(samples.texts):
         if not console.is_terminal:

@@ -53,10 +53,14 @@ class Draw:
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}; it must be at least 1")
 
-    def weights(self, logits: Tensor, mask_id: int) -> Tensor:
-        """Probabilities before the nucleus, [R, V]: zero at the mask id and outside the top k. Raises BadLogits."""
+    def weights(self, logits: Tensor, mask_id: int | None) -> Tensor:
+        """Probabilities before the nucleus, [R, V]: zero at the mask id and outside the top k. Raises BadLogits.
+
+        mask_id None: every id may be drawn.
+        """
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        scores[..., mask_id] = float("-inf")
+        if mask_id is not None:
+            scores[..., mask_id] = float("-inf")
         if self.temperature == 0:
             best = scores.argmax(-1, keepdim=True)
             _check(scores.gather(-1, best).isfinite())
@@ -134,7 +138,7 @@ class Draw:
         token[rows] = inverse_cdf(nucleus(weights[rows], self.top_p), uniform(ATTEMPTS + 1)[rows])
         return token
 
-    def probabilities(self, logits: Tensor, mask_id: int) -> Tensor:
+    def probabilities(self, logits: Tensor, mask_id: int | None) -> Tensor:
         """The distribution that tokens are drawn from, [R, V]; the reference for `__call__`."""
         weights = self.weights(logits, mask_id)
         weights = weights if self.top_p == 1 else nucleus(weights, self.top_p)

@@ -71,6 +71,20 @@ class Schedule:
         """The index in sigma at which each step starts, int [B, K]."""
         return self.given[:, None] + self.sizes.cumsum(1) - self.sizes
 
+    @property
+    def lengths(self) -> Tensor:
+        """Number of tokens of each row, given or drawn, int [B]."""
+        return self.given + self.sizes.sum(1)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether a position that was drawn may be drawn again."""
+        return False
+
+    def free(self, row: int = 0) -> list[int]:
+        """The positions of one row that are drawn."""
+        return self.sigma[row, int(self.given[row]) : int(self.lengths[row])].tolist()
+
     def step_of(self) -> Tensor:
         """The step of each position, int [B, L]; -1 for given positions and padding."""
         place = torch.arange(self.sigma.shape[1]).expand_as(self.sigma)
@@ -81,12 +95,55 @@ class Schedule:
 
     def steps(self, row: int = 0) -> list[list[int]]:
         """The paper's S = (S_1, ..., S_K) of one row: the positions of each step."""
-        places = self.sigma[row, int(self.given[row]) :].tolist()
+        places = self.free(row)
         steps = []
         for size in self.sizes[row, : int(self.nfe[row])].tolist():
             steps.append(places[:size])
             places = places[size:]
         return steps
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Schedule):
+    """A schedule whose steps draw all positions that are not given again, or as many of them as the network decides.
+
+    The order of a row holds its given positions, the others ascending, then padding; sizes[:, k] counts the others in
+    every step k.
+    """
+
+    redraws: bool = True  # False if each position is drawn once, at a step that is not known beforehand
+
+    @property
+    def starts(self) -> Tensor:
+        return self.given[:, None].expand_as(self.sizes)
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.given + self.sizes[:, 0]
+
+    @property
+    def rewrites(self) -> bool:
+        return self.redraws and self.sizes.shape[1] > 1
+
+    def step_of(self) -> Tensor:
+        """The last step for positions that are not given; -1 for given positions and padding."""
+        place = torch.arange(self.sigma.shape[1]).expand_as(self.sigma)
+        free = (place >= self.given[:, None]) & (place < self.lengths[:, None])
+        step = torch.where(free, self.sizes.shape[1] - 1, -1)
+        return torch.empty_like(step).scatter_(1, self.sigma, step)
+
+    def steps(self, row: int = 0) -> list[list[int]]:
+        return [self.free(row)] * int(self.nfe[row])
+
+
+def chain(given: Tensor, valid: Tensor, num_steps: int, redraws: bool = True) -> Chain:
+    """num_steps steps for all positions that are valid and not given."""
+    free = valid & ~given
+    group = groups(free, valid, given & valid)
+    sigma = group.argsort(stable=True)
+    sizes = free.sum(1, keepdim=True).repeat(1, num_steps)
+    steps = torch.where(free.any(1), num_steps, 0)
+    return Chain(sigma, sizes, (group == GIVEN).sum(1), steps, redraws)
 
 
 def _schedule(group: Tensor, u: Tensor, step: Tensor, given_u: Tensor) -> Schedule:

@@ -20,7 +20,7 @@ from ..core.visibility import Packed, Visibility
 from .cache import KVCache
 from .denoiser import Rows
 from .fold import Folded
-from .head import Score
+from .head import Scoring
 from .protocol import Network
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
@@ -125,7 +125,7 @@ class Graphed:
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
-        score: Score | None = None,
+        score: Scoring | None = None,
     ) -> Tensor:
         """As Denoiser.forward; raises ValueError if a time is given."""
         out = out or Rows(slice(0, tokens.shape[1]))

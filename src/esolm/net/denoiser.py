@@ -21,7 +21,7 @@ from .adapters import some_outputs
 from .attention import attend, mix
 from .cache import KVCache, Window
 from .config import DenoiserConfig
-from .head import Score, TiedHead, score_rows
+from .head import Scoring, TiedHead, score_rows
 from .rotary import Rotary, rotary_table, rotate
 
 TIME_FEATURES = 256
@@ -115,14 +115,15 @@ class Denoiser(nn.Module):
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
-        score: Score | None = None,
+        score: Scoring | None = None,
     ) -> Tensor:
         """Logits [B, N, V], or those of the rows `out`: [B, span, V] or [R, V]; with `score`, its nats [R] instead.
 
         tokens: int [B, N], or probabilities [B, N, V]. position: int [B|1, N], original indices. time: [B], or None for
         zero. With a cache, the new slots also see its committed tokens by their ranks.
         """
-        h = tokens @ self.embed.weight if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
+        table = self.embed.weight
+        h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
         rows = out or Rows(slice(0, h.shape[1]))
         cond = self.condition(time)
         if self.places is not None:

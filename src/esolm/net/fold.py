@@ -20,7 +20,7 @@ from .attention import attend, attend_cached
 from .cache import KVCache, Window
 from .config import DenoiserConfig
 from .denoiser import Block, Denoiser, Gate, Past, Rows, empty_cache, learned, modulate
-from .head import CHUNK, Score
+from .head import CHUNK, RowLoss, Scoring
 from .rotary import Rotary, rotary_table
 from .rounding import from_int4, to_int4, to_int8
 
@@ -220,7 +220,7 @@ class Folded:
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
-        score: Score | None = None,
+        score: Scoring | None = None,
     ) -> Tensor:
         """As Denoiser.forward; raises ValueError if a time is given."""
         if time is not None:
@@ -254,8 +254,11 @@ class Folded:
         h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)
         return h.to(self.stream) if self.places is None else h.to(self.stream) + learned(self.places, position)
 
-    def nats(self, h: Tensor, score: Score) -> Tensor:
-        """weight * -log p(target): h [R, W] -> [R], in chunks of rows."""
+    def nats(self, h: Tensor, score: Scoring) -> Tensor:
+        """weight * -log p(target), or the nats of a `RowLoss`: h [R, W] -> [R], in chunks of rows."""
+        if isinstance(score, RowLoss):
+            chunks = (slice(start, start + CHUNK) for start in range(0, len(h), CHUNK))
+            return torch.cat([h.new_empty(0), *(score.nats(self.head(h[rows]), rows) for rows in chunks)])
         parts = zip(h.split(CHUNK), score.target.split(CHUNK), strict=True)
         nats = torch.cat([token_nats(self.head(part), target, score.exclude) for part, target in parts])
         return nats if score.weight is None else nats * score.weight.to(nats.dtype)

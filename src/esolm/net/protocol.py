@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.visibility import Packed, Visibility
 from .cache import KVCache
 from .denoiser import Denoiser, DenoiserConfig, Rows
-from .head import Score
+from .head import Scoring
 
 
 class Forward(Protocol):
@@ -24,7 +24,7 @@ class Forward(Protocol):
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
-        score: Score | None = None,
+        score: Scoring | None = None,
     ) -> Tensor:
         """Logits, or the nats of `score`; see `Denoiser.forward`."""
         ...

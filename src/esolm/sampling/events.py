@@ -18,7 +18,10 @@ from .request import Step
 
 
 class Event(NamedTuple):
-    """One step of a running sample: what it committed, and all tokens so far."""
+    """One step of a running sample: what it committed, and all tokens so far.
+
+    With a schedule that rewrites, later steps may change the tokens of this one.
+    """
 
     step: int  # 0-based, of this batch
     steps: int  # of the row with the most; where rows differ, bd3lm and variant A may need more
@@ -67,8 +70,8 @@ def until(ids: list[int], end: int | None, drawn: Container[int] | None = None) 
 
 
 def tally(step: Step) -> Tensor:
-    """Of each row, int [B, 5]: whether it got a token, and what was fed, drafted, accepted and rejected."""
-    got = step.drawn.any(1).long()
+    """Of each row, int [B, 5]: whether it needed the pass, and what was fed, drafted, accepted and rejected."""
+    got = step.needed.long()
     if step.drafts is None:
         return F.pad(got[:, None], (0, 4))
     drafted, accepted = step.drafts.drawn.sum(1), step.drafts.accepted

@@ -8,6 +8,7 @@ Shapes: B batch, L length, K steps, m masks and c clean tokens fed at a step, V 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ from .request import Request, Step
 
 @dataclass(frozen=True)
 class Chooser:
-    """Draws tokens for positions; the uniform draw is a function of seed, row and position alone."""
+    """Draws tokens for positions; the uniform draw is a function of seed, row and position alone, and of the step in a
+    chain, which draws a position several times."""
 
     draw: Draw
     rng: Randomness
@@ -43,6 +45,10 @@ class Chooser:
     def of(cls, request: Request, rng: Randomness, mask_id: int) -> Chooser:
         """The chooser of a request."""
         return cls(request.draw, rng.at("token"), mask_id)
+
+    def at(self, step: int) -> Chooser:
+        """The chooser of one step of a chain, with draws of its own."""
+        return dataclasses.replace(self, rng=self.rng.at(step))
 
     def __call__(self, logits: Tensor, row: Tensor, position: Tensor) -> Tensor:
         """logits [R, V], row and position int [R] -> tokens int [R]."""

@@ -16,7 +16,7 @@ from ..core.visibility import Packed, Visibility
 from ..net.cache import KVCache
 from ..net.config import DenoiserConfig
 from ..net.denoiser import Rows
-from ..net.head import Score
+from ..net.head import Scoring
 from ..net.protocol import Network
 from .request import Step
 
@@ -29,6 +29,7 @@ class Pass(NamedTuple):
     visibility: Visibility
     cache: KVCache | None
     out: Rows
+    time: Tensor | None = None
 
 
 class Deferred:
@@ -57,19 +58,25 @@ class Deferred:
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
-        score: Score | None = None,
+        score: Scoring | None = None,
     ) -> Tensor:
         """The call itself, for loops that do not use `call`: it is made at once and shared with nobody."""
         return self.net(tokens, position, visibility, time, cache, out, score)
 
 
 def call(
-    net: Network, tokens: Tensor, position: Tensor, visibility: Visibility, out: Rows, cache: KVCache | None = None
+    net: Network,
+    tokens: Tensor,
+    position: Tensor,
+    visibility: Visibility,
+    out: Rows,
+    cache: KVCache | None = None,
+    time: Tensor | None = None,
 ) -> Generator[Any, Tensor, Tensor]:
     """The logits of one pass. Yields a `Pass` if the network is deferred, and otherwise nothing."""
     if isinstance(net, Deferred):
-        return (yield Pass(tokens, position, visibility, cache, out))
-    return net(tokens, position, visibility, cache=cache, out=out)
+        return (yield Pass(tokens, position, visibility, cache, out, time))
+    return net(tokens, position, visibility, time, cache, out)
 
 
 def without_start(steps: Iterator[Step]) -> Iterator[Any]:

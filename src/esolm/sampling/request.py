@@ -34,6 +34,12 @@ class Step(NamedTuple):
     token: Tensor  # int [B, m]
     drawn: Tensor  # bool [B, m]; False is padding, in rows that commit fewer
     drafts: Drafts | None = None  # of a speculative pass
+    fed: Tensor | None = None  # bool [B]: rows that needed this pass; None: those that committed a token
+
+    @property
+    def needed(self) -> Tensor:
+        """Rows that needed this pass, bool [B]."""
+        return self.drawn.any(1) if self.fed is None else self.fed
 
 
 @dataclass(frozen=True)

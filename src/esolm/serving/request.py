@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.draw import BadLogits
+from ..core.order import Chain
 from ..model import LanguageModel, Row
 from ..net.protocol import Network
 from ..sampling.events import until
@@ -24,11 +25,12 @@ WAITING, RUNNING, DONE, FAILED, CANCELLED = "waiting", "running", "done", "faile
 
 
 class Chosen(NamedTuple):
-    """A token that a pass committed."""
+    """A token that a pass committed, or changed, in a chain."""
 
     position: int
     token: int
-    logprob: float | None = None  # in the model's own distribution, before temperature and top_p; if requested
+    logprob: float | None = None  # in the model's own distribution, before temperature and top_p; if requested. None in
+    # a chain, where a token has no single distribution that it was drawn from.
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens there with theirs
 
 
@@ -59,8 +61,10 @@ class Generation:
         self.error: str | None = None
         self.tokens: list[int | None] = list(row)
         self.drawn = {i for i, token in enumerate(row) if token is None}
+        self.rewrites = self.schedule.rewrites
         self.chosen: dict[int, Chosen] = {}
-        self.diffused = {p for step in self.schedule.steps()[: int(self.schedule.diffusion[0])] for p in step}
+        phase, diffusion = self.schedule.step_of()[0].tolist(), int(self.schedule.diffusion[0])
+        self.diffused = {p for p, step in enumerate(phase) if 0 <= step < diffusion}
         self.final = 0  # leading tokens that are decided
         self.passes = self.steps = 0
         self.arrived = time.monotonic()
@@ -112,6 +116,7 @@ class Generation:
         if self.ended:
             return
         self.state, self.error = state, error
+        self._settle()
         if self._steps is not None:
             self._steps.close()
         self._steps = self._logits = None
@@ -121,15 +126,15 @@ class Generation:
     def _take(self, step: Step) -> None:
         columns = step.drawn[0].nonzero()[:, 0].tolist()
         positions, tokens = step.position[0].tolist(), step.token[0].tolist()
-        found = [Chosen(positions[c], tokens[c]) for c in columns]
-        if self.top_logprobs is not None:
+        found = [Chosen(positions[c], tokens[c]) for c in columns if self.tokens[positions[c]] != tokens[c]]
+        if self.top_logprobs is not None and not isinstance(self.schedule, Chain):
             found = self._with_logprobs(found, self.top_logprobs)
         for each in found:
             self.tokens[each.position] = each.token
             self.chosen[each.position] = each
         self.steps += 1
         self._settle()
-        if self.listen is not None:
+        if self.listen is not None and found:
             self.listen(self, found)
 
     def _with_logprobs(self, found: list[Chosen], most: int) -> list[Chosen]:
@@ -147,6 +152,9 @@ class Generation:
         ]
 
     def _settle(self) -> None:
+        """Count the leading tokens that are final; while a chain runs, none that it draws is."""
+        if self.rewrites and self.state != DONE:
+            return
         while self.final < len(self.tokens) and self.tokens[self.final] is not None:
             self.final += 1
 

@@ -159,7 +159,7 @@ class Runner:
             seen = group[0].pending.wanted.visibility
         index = [i * width + slot for i, fed in enumerate(group) for slot in fed.out]
         out = Rows(slice(0, width), torch.tensor(index, dtype=torch.long, device=labels.device))
-        logits = self.net(labels[:, 0], labels[:, 1], seen, cache=cache, out=out)  # [R, V]
+        logits = self.net(labels[:, 0], labels[:, 1], seen, _times(group), cache, out)  # [R, V]
         for fed, own in zip(group, logits.split([len(fed.out) for fed in group]), strict=True):
             fed.pending.found.append(own)
             fed.pending.done = fed.stop
@@ -206,6 +206,16 @@ class Runner:
             self.reused += pending.common
         pending.leader = None
         return False
+
+
+def _times(group: list[Fed]) -> Tensor | None:
+    """The time of each row, [B]; None if no call has one."""
+    times = [fed.pending.wanted.time for fed in group]
+    if all(time is None for time in times):
+        return None
+    return torch.cat([torch.zeros(1) if time is None else time.cpu() for time in times]).to(
+        group[0].pending.labels.device
+    )
 
 
 def _common(one: Pending, two: Pending) -> int:

@@ -60,6 +60,16 @@ class System(Protocol):
         return False
 
     @property
+    def masks(self) -> bool:
+        """Whether noise replaces tokens by the mask; otherwise by other tokens, and nothing marks those it spared."""
+        return True
+
+    @property
+    def timed(self) -> bool:
+        """Whether the network is fed the time. Its conditioning then cannot be folded into the weights."""
+        return False
+
+    @property
     def any_order(self) -> bool:
         """Whether the system is an `AnyOrder`: it has a likelihood of x under an order."""
         return False
@@ -84,7 +94,7 @@ class System(Protocol):
         ...
 
     def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
-        """Carry out a schedule, one network call per step."""
+        """Carry out a schedule, one network call per step. A step of a `Chain` may change tokens of earlier ones."""
         ...
 
     def logits(self, net: Forward, batch: Batch, sigma: Tensor | None = None) -> Tensor:

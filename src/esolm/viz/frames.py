@@ -28,26 +28,33 @@ class Film:
 
     ids: list[int]
     phase: list[str]
-    when: list[int]  # the pass that committed it; -1 if given, UNDECIDED if not committed yet
-    passes: int = 0  # so far, that committed a token of this row
+    when: list[int]  # the pass that set it to this token; -1 if given, UNDECIDED if not committed yet
+    needed: list[int] = field(default_factory=list)  # the passes so far that this row needed
     drafts: dict[int, int] = field(default_factory=dict)  # dropped drafts of the last pass, by position
     rejected: set[int] = field(default_factory=set)  # positions where the last pass rejected a draft
+
+    @property
+    def passes(self) -> int:
+        """Passes so far that this row needed."""
+        return len(self.needed)
 
     @classmethod
     def start(cls, event: Event, row: int) -> Film:
         """The row before its first pass."""
         schedule = event.schedule
-        length = int(schedule.given[row] + schedule.sizes[row].sum())
+        length = int(schedule.lengths[row])
         step, diffusion = schedule.step_of()[row, :length].tolist(), int(schedule.diffusion[row])
         phase = [GIVEN if k < 0 else DIFFUSION if k < diffusion else SEQUENTIAL for k in step]
         return cls(event.tokens[row, :length].tolist(), phase, [-1 if k < 0 else UNDECIDED for k in step])
 
     def add(self, event: Event, row: int) -> None:
-        """Add the tokens that one more pass committed."""
+        """Add the tokens that one more pass committed; a token that was drawn again and is the same is not new."""
         position, token, drawn = (part[row].tolist() for part in event.committed[:3])
         for at, token_id in ((p, t) for p, t, real in zip(position, token, drawn, strict=True) if real):
-            self.ids[at], self.when[at] = token_id, event.step
-        self.passes += any(drawn)
+            if self.when[at] == UNDECIDED or self.ids[at] != token_id:
+                self.ids[at], self.when[at] = token_id, event.step
+        if bool(event.committed.needed[row]):
+            self.needed.append(event.step)
         self.drafts, self.rejected = {}, set()
         if (tried := event.committed.drafts) is not None:
             real, kept = tried.drawn[row], int(tried.accepted[row])
@@ -58,9 +65,10 @@ class Film:
 
 @dataclass
 class Meter:
-    """Tokens generated so far, and the seconds that the model spent on them."""
+    """Tokens generated so far, and the seconds that the model spent on them. In a chain, every step makes an equal
+    share of the tokens that it draws again."""
 
-    tokens: int = 0
+    tokens: float = 0
     seconds: float = 0.0
 
     @property
@@ -72,7 +80,7 @@ class Meter:
         """Pass events on and count them."""
         for event in events:
             self.seconds += event.seconds
-            self.tokens += int(event.committed.drawn.sum())
+            self.tokens += int(event.committed.drawn.sum()) / (event.steps if event.schedule.rewrites else 1)
             yield event
 
 

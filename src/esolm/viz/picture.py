@@ -1,4 +1,7 @@
-"""Animated pictures of denoising, as SVG or GIF: every token at its final place, a dot until it is committed."""
+"""Animated pictures of denoising, as SVG or GIF: every token at its final place, a dot until it is committed.
+
+A token that a chain draws several times appears when it is drawn for good.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Scene:
     @classmethod
     def of(cls, film: Film, tokenizer: Tokenizer) -> Scene:
         """The scene of a complete film."""
-        passes = sorted({when for when in film.when if when >= 0})
+        passes = film.needed
         moments = min(len(passes), MOMENTS)
         rank = {-1: -1} | {when: k * moments // len(passes) for k, when in enumerate(passes)}
         spans = [_bare(span) for span in layout(pieces(tokenizer, film), COLUMNS)]
@@ -55,8 +58,8 @@ class Scene:
         return [span for span in spans if self.moment[span.token] == moment]
 
     def kind(self, moment: int) -> str:
-        """The phase of a moment."""
-        return self.phase[self.moment.index(moment)]
+        """The phase of a moment; DIFFUSION if no token appears, as may happen in a chain."""
+        return self.phase[self.moment.index(moment)] if moment in self.moment else DIFFUSION
 
     @property
     def size(self) -> tuple[int, int]:

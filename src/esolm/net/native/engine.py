@@ -17,7 +17,7 @@ from ..cache import KVCache
 from ..cuda_graphs import replayed
 from ..denoiser import Denoiser, Rows
 from ..fold import PRECISIONS, Folded, FoldedLinear, Maker, Norm, fold
-from ..head import Score
+from ..head import Scoring
 from ..protocol import Network
 from ..rotary import rotary_table
 from . import library as native
@@ -65,7 +65,7 @@ class Native:
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
-        score: Score | None = None,
+        score: Scoring | None = None,
     ) -> Tensor:
         """As Denoiser.forward; raises ValueError for a time, which is zero here."""
         # The one rule: native is a cached pass over at most `many` rows that gives logits.

@@ -1,0 +1,101 @@
+"""Losses and the strict bound of systems with uniform noise; UDLM and Duo differ in what they feed in training.
+
+Shapes: B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.batch import Batch
+from ..core.float64 import to_device
+from ..core.randomness import Randomness
+from ..core.uniform import LogLinear, Uniform
+from ..core.visibility import full
+from ..net.conditionals import place_nats
+from ..net.denoiser import Rows
+from ..net.head import RowLoss
+from ..net.protocol import Forward
+
+BOUNDS = ("strict", "authors")
+END = 1e-5
+"""Where the greedy tail takes over from the chain."""
+
+
+def states(vocab_size: int, mask_id: int, noise_mask: bool) -> Uniform:
+    """The states of the noise; raises ValueError if the vocabulary is not known."""
+    if vocab_size < 2:
+        raise ValueError(f"vocab_size is {vocab_size}; it must be the number of token ids, the mask included")
+    return Uniform(vocab_size, None if noise_mask else mask_id)
+
+
+def check(t_min: float, eps: float, bound: str) -> None:
+    """Raise ValueError for options that no uniform system has."""
+    if not 0 < t_min < 1:
+        raise ValueError(f"t_min is {t_min}; it must be above 0 and below 1")
+    if not 0 < eps < 1:
+        raise ValueError(f"eps is {eps}; it must be above 0 and below 1")
+    if bound not in BOUNDS:
+        raise ValueError(f"bound is {bound!r}; it must be one of {', '.join(BOUNDS)}")
+
+
+def draw_times(rng: Randomness, batch: int, t_min: float, device: torch.device, independent: bool = False) -> Tensor:
+    """Times in [t_min, 1], [B, 1], stratified over the global batch unless they are to be independent."""
+    examples, rng = rng.examples(batch), rng.at("time")
+    t = rng.uniform(examples, 1) if independent else rng.times(examples, rng.total)
+    return t_min + (1 - t_min) * to_device(t, device)
+
+
+def noised(noise: Uniform, batch: Batch, alpha: Tensor, rng: Randomness) -> Tensor:
+    """z ~ q(z_t | x) at the scored positions, x elsewhere, int [B, L]; alpha [B, 1]."""
+    x, scored = batch.x, batch.scored
+    u = to_device(rng.uniform(rng.examples(len(x)), x.shape[1]), x.device)
+    return torch.where(scored, noise.corrupt(x, alpha, u), x)
+
+
+def row_nats(
+    net: Forward, batch: Batch, function: object, fed: Tensor, z: Tensor, alpha: Tensor, *more: Tensor
+) -> Tensor:
+    """function(logits, x, z, alpha, ...) of the scored tokens in one pass at sigma = -log alpha, [B, L].
+
+    fed: what the network is fed, ids or probabilities; alpha and more [B, 1].
+    """
+    x, scored = batch.x, batch.scored
+    length = x.shape[1]
+    position = torch.arange(length, device=x.device)[None]
+    out = Rows(slice(0, length), scored.flatten().nonzero()[:, 0])
+    each = (t.expand(x.shape)[scored] for t in (alpha, *more))
+    loss = RowLoss(function, (x[scored], z[scored], *each))  # type: ignore[arg-type]
+    seen = full(length, batch.valid, x.device)
+    nats = net(fed, position, seen, -alpha[:, 0].log(), out=out, score=loss)
+    return place_nats(nats, scored, position.expand_as(x), length)
+
+
+def rates(net: Forward, batch: Batch, noise: Uniform, eps: float, t: Tensor, rng: Randomness) -> Tensor:
+    """The integrand of the NELBO at times t [B, 1], with one draw of z_t, [B, L]."""
+    schedule = LogLinear(eps)
+    alpha = schedule.alpha(t)
+    z = noised(noise, batch, alpha, rng.at("noise"))
+    return row_nats(net, batch, noise.rate, z, z, alpha, schedule.dalpha(t))
+
+
+def strict(net: Forward, batch: Batch, noise: Uniform, eps: float, t_min: float, t: Tensor, rng: Randomness) -> Tensor:
+    """An unbiased estimate of the NELBO, [B, L]: the integral over [t_min, 1], the last jump from t_min, and the KL of
+    z_1 from the prior. Takes two passes."""
+    first = torch.full_like(t, t_min)
+    alpha = LogLinear(eps).alpha(first)
+    z = noised(noise, batch, alpha, rng.at("last"))
+    jump = row_nats(net, batch, noise.last_jump, z, z, alpha)
+    prior = noise.prior_nats(eps)
+    return (1 - t_min) * rates(net, batch, noise, eps, t, rng) + jump + prior * batch.scored
+
+
+def ancestral_times(num_steps: int) -> list[float]:
+    """t before each step and after the last: from 1 to 0, where alpha is 1 and tokens are clean."""
+    return [1 - k / num_steps for k in range(num_steps + 1)]
+
+
+def tail_times(num_steps: int) -> list[float]:
+    """t before each step and after the last: from 1 to END, then the greedy tail."""
+    return [1 - (1 - END) * k / max(num_steps - 1, 1) for k in range(num_steps)] + [0.0]
