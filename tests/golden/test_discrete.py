@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from esolm.core import score_entropy, steps
+from esolm.core import score_entropy, spindle, steps
+from esolm.core.score_entropy import GeometricNoise, LogLinearNoise
+from esolm.core.uniform import Uniform
 
 FILES = {path.stem: load_file(path) for path in (Path(__file__).parent / "baselines").glob("*.safetensors")}
 
@@ -52,7 +54,9 @@ def test_d3pm(case: str, size: int) -> None:
     golden, terms = part("d3pm", f"{case}."), part("d3pm", f"{case}.step{size}.")
     x, logits = golden["x0"], golden["logits"].double()
     vocab, rates = logits.shape[-1], steps.RATES["cosine" if "cosine" in case else "standard"](8)
-    target = F.one_hot(torch.tensor(10), 11).double() if case == "absorb" else torch.full((11,), 1 / 11, dtype=torch.float64)
+    target = (
+        F.one_hot(torch.tensor(10), 11).double() if case == "absorb" else torch.full((11,), 1 / 11, dtype=torch.float64)
+    )
     kept = steps.kept_after(rates)
     clean = F.one_hot(x, vocab).double()
     close(steps.blend(clean.expand(9, -1, -1), kept[:, None].expand(9, 6), target), golden["q_xt_given_x0"])
@@ -77,14 +81,16 @@ def test_d3pm(case: str, size: int) -> None:
     close(base.sum() + prior.sum(), terms["elbo"])
     if case != "absorb":  # what the system computes, without the distributions
         flat = [v.flatten() for v in (x.expand_as(z), z, ratio, before)]
-        odds = steps.uniform_odds(flat[3], vocab)
-        found = steps.uniform_statistics(logits[t + size].flatten(0, 1), *flat[:2], odds, None)
-        close(steps.uniform_step_nats(found, *flat, vocab).view_as(z), terms["base_loss"])
+        found = steps.uniform_step_nats(Uniform(vocab), logits[t + size].flatten(0, 1), *flat)
+        close(found.view_as(z), terms["base_loss"])
 
 
 def test_sedd_schedules() -> None:
     golden = part("sedd", "schedule.")
-    for name, schedule in {"loglinear": score_entropy.LogLinear(), "geometric": score_entropy.Geometric()}.items():
+    for name, schedule in {
+        "loglinear": score_entropy.LogLinearNoise(),
+        "geometric": score_entropy.GeometricNoise(),
+    }.items():
         close(schedule.sigma(golden["t"]), golden[f"{name}_sigma"])
         close(schedule.dsigma(golden["t"]), golden[f"{name}_dsigma"])
 
@@ -93,7 +99,7 @@ def test_sedd_schedules() -> None:
 def test_sedd(noise: str) -> None:
     golden = part("sedd", f"{noise}.")
     logits, x, z, t = (golden[key] for key in ("logits", "x0", "xt", "t"))
-    schedule = score_entropy.LogLinear() if noise == "absorb" else score_entropy.Geometric()
+    schedule = LogLinearNoise() if noise == "absorb" else GeometricNoise()
     sigma, dsigma = schedule.sigma(t), schedule.dsigma(t)
     close(sigma, golden["sigma"])
     close(dsigma, golden["dsigma"])
@@ -104,14 +110,12 @@ def test_sedd(noise: str) -> None:
         log_score = score_entropy.absorb_log_score(logits, z, each, 12)
         masked = z == 12
         entropy = torch.zeros_like(each)
-        found = score_entropy.absorb_statistics(logits[masked], x[masked], 12)
-        entropy[masked] = score_entropy.absorb_entropy(found, 12) / each[masked].expm1()
+        entropy[masked] = score_entropy.absorb_entropy(logits[masked], x[masked], 12) / each[masked].expm1()
     else:
         target = torch.full((vocab,), 1 / vocab, dtype=torch.float64)
         log_score = score_entropy.uniform_log_score(logits, z)
         flat = [v.flatten() for v in (x, z, each)]
-        found = score_entropy.uniform_score_statistics(logits.flatten(0, 1), *flat[:2], None)
-        entropy = score_entropy.uniform_entropy(found, *flat, vocab).view_as(each)
+        entropy = score_entropy.uniform_entropy(Uniform(vocab), logits.flatten(0, 1), *flat).view_as(each)
     close(log_score, golden["log_score"])
     close(entropy, golden["score_entropy"])
     close((dsigma[:, None] * entropy).sum(1), golden["loss_per_example"])
@@ -121,3 +125,54 @@ def test_sedd(noise: str) -> None:
     close(score_entropy.analytic_weights(score, z, step, target), golden["analytic_probs"])
     last = score_entropy.analytic_weights(score, z, each, target)
     close(last[..., :12] if noise == "absorb" else last, golden["denoiser_probs"])
+
+
+def test_diffusionbert() -> None:
+    """The authors' sum, its sampling step, and the schedule from counts to probabilities."""
+    golden = FILES["diffusionbert"]
+    x, real, logits = golden["x0"], golden["target_mask"].double(), golden["logits"].double()
+    num_steps, vocab, lam = 16, 11, 0.3
+    frequency = spindle.frequency(golden["token_count"])
+    frequency[0] = 0  # padding
+    close(frequency, golden["word_freq"])
+    mean = (frequency[x] * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
+    c = frequency[x] - mean
+    close(c * real, golden["word_freq_logits"] * golden["target_mask"])
+    c = golden["word_freq_logits"].double()  # of padding too
+    every = torch.arange(num_steps + 1)
+    close(1 - every / num_steps, golden["state"])
+    close(lam * torch.sin(torch.pi * every / num_steps), golden["lambda_t"])
+    kept = spindle.spindle_kept(every[:, None, None], num_steps, lam, c)
+    close(kept, golden["keep_probability"])
+
+    terms = part("diffusionbert", "step1.")
+    t, z = terms["t"], terms["x_next"]
+    target = F.one_hot(torch.tensor(10), vocab).double()
+    clean, log_p = F.one_hot(x, vocab).double().expand(len(t), -1, -1, -1), logits[t + 1].log_softmax(-1)
+    ratio = (1 - steps.standard_rates(num_steps)[t])[:, None, None].expand(z.shape)
+    q = steps.posterior(z, clean, ratio, kept[t], target)
+    p = steps.posterior(z, log_p.exp(), ratio, kept[t], target)
+    close(q, terms["posterior_q"])
+    close(p, terms["reverse_p"])
+    at_x = x.expand_as(z)[..., None]
+    kl, cross_entropy = steps.divergence(q, p), -(p.gather(-1, at_x)[..., 0] + 1e-20).log()
+    close(kl, terms["kl"])
+    close(cross_entropy, terms["cross_entropy"])
+    base = torch.where(t[:, None, None] == 0, cross_entropy, kl)
+    close(base, terms["base_loss"])
+    nats = -log_p.gather(-1, at_x)[..., 0]
+    close(0.01 * nats, terms["hybrid_0.01"])
+    close((base * real).sum(), terms["likelihood"])
+    prior = (steps.divergence(steps.blend(clean[0], kept[-1], target), target) * real).sum()
+    close(prior, golden["prior_kl"])
+
+    guess = frequency[logits[t + 1].argmax(-1)]
+    guess = spindle.spindle_kept(t[:, None, None], num_steps, lam, guess - guess.mean(-1, keepdim=True))
+    close(steps.posterior(z, log_p.exp(), ratio, guess, target), terms["sampler_probs"])
+
+    # What the system computes: without mass on the mask, the terms above are this weight times the nats.
+    without = logits[t + 1].index_fill(-1, torch.tensor(10), -torch.inf).softmax(-1)
+    p = steps.posterior(z, without, ratio, kept[t], target)
+    expected = torch.where(t[:, None, None] == 0, -p.gather(-1, at_x)[..., 0].log(), steps.divergence(q, p))
+    weight = spindle.authors_weight(t[:, None, None], num_steps, kept[t]) * (z == 10)
+    torch.testing.assert_close(-weight * without.gather(-1, at_x)[..., 0].log(), expected, rtol=1e-9, atol=1e-9)

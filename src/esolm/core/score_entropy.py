@@ -10,15 +10,18 @@ Shapes: R rows, N tokens without the mask, V vocabulary.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .float64 import wide
+from .terms import without_id
+from .uniform import Uniform
 
-@dataclass(frozen=True, slots=True)
-class LogLinear:
+
+class LogLinearNoise(NamedTuple):
     """e^-sigma = 1 - (1 - eps) t."""
 
     eps: float = 1e-3
@@ -30,8 +33,7 @@ class LogLinear:
         return (1 - self.eps) / (1 - (1 - self.eps) * t)
 
 
-@dataclass(frozen=True, slots=True)
-class Geometric:
+class GeometricNoise(NamedTuple):
     """sigma = low^(1 - t) high^t."""
 
     low: float = 1e-4
@@ -55,50 +57,47 @@ def uniform_log_score(logits: Tensor, z: Tensor) -> Tensor:
     return logits.scatter(-1, z[..., None], 0.0)
 
 
-def absorb_statistics(logits: Tensor, x: Tensor, mask_id: int) -> Tensor:
-    """Of the rows of masks: the logarithm of the summed exponentials without the mask, and the logit of x, [R, 2]."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    column = torch.tensor(mask_id % logits.shape[-1], device=logits.device)
-    logits = logits.index_fill(-1, column, float("-inf"))
-    return torch.stack([logits.logsumexp(-1), logits.gather(1, x[:, None])[:, 0]], 1)
-
-
-def absorb_entropy(statistics: Tensor, num_states: int) -> Tensor:
-    """The score entropy of a mask, [R], in units of 1 / (e^sigma - 1).
+def absorb_entropy(logits: Tensor, x: Tensor, mask_id: int) -> Tensor:
+    """The score entropy of a mask, [R], in units of 1 / (e^sigma - 1); logits [R, V].
 
     With Z the summed exponentials of the logits over N it is -log p_x + (Z - 1 - log Z): MDLM's nats and a penalty that
     vanishes for Z = 1.
     """
-    log_sum, at_x = (statistics - math.log(num_states)).unbind(1)
-    return log_sum.exp() - at_x - 1
+    logits = without_id(logits, mask_id, float("-inf")) - math.log(logits.shape[-1] - 1)
+    return logits.logsumexp(-1).exp() - logits.gather(1, x[:, None])[:, 0] - 1
 
 
-def uniform_score_statistics(logits: Tensor, x: Tensor, z: Tensor, mask_id: int | None) -> Tensor:
-    """Of each row, over y other than z and the mask: the sum of e^s, the sum of s, and s_x, which is 0 if x = z: [R, 3]."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    s = uniform_log_score(logits, z)
-    score = s.exp().scatter(-1, z[:, None], 0.0)
-    if mask_id is not None:
-        column = torch.tensor(mask_id % logits.shape[-1], device=logits.device)
-        s, score = s.index_fill(-1, column, 0.0), score.index_fill(-1, column, 0.0)
-    return torch.stack([score.sum(-1), s.sum(-1), s.gather(1, x[:, None])[:, 0]], 1)
-
-
-def uniform_entropy(statistics: Tensor, x: Tensor, z: Tensor, sigma: Tensor, num_states: int) -> Tensor:
-    """The score entropy of a token under uniform noise, [R]; sigma [R]."""
-    score, log_score, at_x = statistics.unbind(1)
-    n, noise = num_states, sigma.expm1()
-    k = noise / (noise + n)  # p(y) / p(x) for any y other than x
+def uniform_entropy(noise: Uniform, logits: Tensor, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
+    """The score entropy of a token under uniform noise, [R]; logits [R, V], sigma [R]."""
+    s = uniform_log_score(without_id(logits, noise.exclude, 0.0), z)
+    kind, n = wide(s.device), noise.states
+    score = without_id(s.exp().scatter(-1, z[:, None], 0.0), noise.exclude, 0.0)
+    score, log_score, at_x = (v.to(kind) for v in (score.sum(-1), s.sum(-1), s.gather(1, x[:, None])[:, 0]))
+    grown = sigma.to(kind).expm1()
+    k = grown / (grown + n)  # p(y) / p(x) for any y other than x
     kept = -k * log_score + (n - 1) * k * (k.log() - 1)
     moved = -(log_score - at_x) - at_x / k - (k.log() + 1) / k - (n - 2)
-    return (score + torch.where(x == z, kept, moved)) / n
+    return ((score + torch.where(x == z, kept, moved)) / n).clamp_min(0)
 
 
-def prior_nats(sigma: float, num_states: int) -> float:
-    """KL of a token after the noise sigma from the uniform distribution."""
-    kept = math.exp(-sigma)
-    own, other = kept + (1 - kept) / num_states, (1 - kept) / num_states
-    return own * math.log(num_states * own) + (num_states - 1) * other * math.log(num_states * other)
+def uniform_jump_nats(noise: Uniform, logits: Tensor, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
+    """-log p(x | z), [R], of one step that removes all the noise sigma [R] by the scores (`analytic_weights`).
+
+    Wrong scores may make weights negative; the least one counts as 1e-8 of the mean, so that the bound stays finite.
+    """
+    logits = without_id(logits, noise.exclude, float("-inf")).to(wide(logits.device))
+    score = uniform_log_score(logits, z).exp()
+    target = target_of("uniform", noise.exclude, score)
+    undone = undo(score, sigma, target).clamp_min(1e-8 * score.sum(-1, keepdim=True) / noise.states)
+    weights = undone * chance_of(z, sigma, target)
+    return weights.sum(-1).log() - weights.gather(1, x[:, None])[:, 0].log()
+
+
+def target_of(noise: str, mask_id: int | None, like: Tensor) -> Tensor:
+    """m, [V]: all mass on the mask for `absorb`; for `uniform` the same on every id but the mask, if there is one."""
+    ids = torch.arange(like.shape[-1], device=like.device)
+    mask = (ids == mask_id).to(like)
+    return mask if noise == "absorb" else (1 - mask) / (1 - mask).sum()
 
 
 def euler_weights(score: Tensor, z: Tensor, step: Tensor, target: Tensor) -> Tensor:
@@ -112,11 +111,18 @@ def euler_weights(score: Tensor, z: Tensor, step: Tensor, target: Tensor) -> Ten
 
 
 def analytic_weights(score: Tensor, z: Tensor, step: Tensor, target: Tensor) -> Tensor:
-    """The Tweedie step that undoes the noise `step`, a difference of sigmas: exact for one token with the true scores.
+    """The Tweedie step that removes the noise `step`, a difference of sigmas [...]: exact for one token with the true
+    scores [..., V]."""
+    return undo(score, step, target) * chance_of(z, step, target)
 
-    The inverse of the forward process, applied to the scores, times the probability of z.
-    """
-    grow = step.exp()[..., None]
-    undone = grow * score + (1 - grow) * target * score.sum(-1, keepdim=True)
-    keep = (-step).exp()
-    return undone * (keep[..., None] * F.one_hot(z, score.shape[-1]) + ((1 - keep) * target[z])[..., None])
+
+def undo(score: Tensor, step: Tensor, target: Tensor) -> Tensor:
+    """The inverse of the forward process over the noise `step`, applied to the scores."""
+    grow = step.to(score.dtype).exp()[..., None]
+    return grow * score + (1 - grow) * target * score.sum(-1, keepdim=True)
+
+
+def chance_of(z: Tensor, step: Tensor, target: Tensor) -> Tensor:
+    """q(z | y) over the noise `step` for every y, [..., V]."""
+    keep = (-step.to(target.dtype)).exp()
+    return keep[..., None] * F.one_hot(z, len(target)) + ((1 - keep) * target[z])[..., None]

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .float64 import wide
+from .uniform import Uniform
 
 
 def standard_rates(num_steps: int) -> Tensor:
@@ -45,12 +46,6 @@ def kept_after(rates: Tensor) -> Tensor:
     return kept
 
 
-def target_of(noise: str, vocab_size: int, mask_id: int, like: Tensor) -> Tensor:
-    """m of `absorb` or `uniform`, [V]; the mask is no state of uniform noise."""
-    mask = F.one_hot(torch.tensor(mask_id % vocab_size), vocab_size).to(like)
-    return mask if noise == "absorb" else (1 - mask) / (vocab_size - 1)
-
-
 def blend(p: Tensor, kept: Tensor, target: Tensor) -> Tensor:
     """q(z_t | x) averaged over x ~ p: p [..., V], kept [...] -> [..., V]."""
     return kept[..., None] * p + (1 - kept)[..., None] * target
@@ -61,7 +56,7 @@ def posterior(z: Tensor, p: Tensor, ratio: Tensor, kept: Tensor, target: Tensor)
 
     z int, ratio and kept float, [...]: those of the steps between the two and of z_t.
     """
-    chance = (ratio[..., None] * F.one_hot(z, p.shape[-1])) + ((1 - ratio) * target[z])[..., None]
+    chance = ratio[..., None] * F.one_hot(z, p.shape[-1]) + ((1 - ratio) * target[z])[..., None]
     weights = chance * blend(p, kept, target)
     return weights / weights.sum(-1, keepdim=True)
 
@@ -71,59 +66,35 @@ def divergence(q: Tensor, p: Tensor) -> Tensor:
     return (q * ((q + 1e-20).log() - (p + 1e-20).log())).sum(-1).clamp_min(0)
 
 
-def reveal_weight(before: Tensor, after: Tensor) -> Tensor:
-    """The probability that a token which is masked after a step was masked in it; before, after: `kept` around it."""
+def reveal_chance(before: Tensor, after: Tensor) -> Tensor:
+    """The probability that a token which is masked after a step was not masked before it; `kept` around the step."""
     return (before - after) / (1 - after)
 
 
-def uniform_statistics(logits: Tensor, x: Tensor, z: Tensor, odds: Tensor, mask_id: int | None) -> Tensor:
-    """What the losses of uniform noise need of a row: log p_x, log p_z and sum_v log(1 + odds p_v), [R, 3].
-
-    logits [R, V]; x, z int [R]; odds [R], those of a kept token to a particular redrawn one. The mask has no
-    probability.
-    """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    if mask_id is not None:
-        logits = logits.index_fill(-1, torch.tensor(mask_id % logits.shape[-1], device=logits.device), float("-inf"))
-    log_p = logits.log_softmax(-1)
-    total = torch.log1p(odds.to(log_p.dtype)[:, None] * log_p.exp()).sum(-1)
-    return torch.stack([log_p.gather(1, x[:, None])[:, 0], log_p.gather(1, z[:, None])[:, 0], total], 1)
-
-
-def uniform_odds(kept: Tensor, num_states: int) -> Tensor:
-    """N kept / (1 - kept), and zero where nothing was redrawn."""
-    return torch.where(kept < 1, num_states * kept / (1 - kept).clamp_min(1e-30), 0.0)
-
-
-def uniform_step_nats(
-    statistics: Tensor, x: Tensor, z: Tensor, ratio: Tensor, kept: Tensor, num_states: int
-) -> Tensor:
+def uniform_step_nats(noise: Uniform, logits: Tensor, x: Tensor, z: Tensor, ratio: Tensor, kept: Tensor) -> Tensor:
     """One term of the bound under uniform noise, [R]: KL(q || p) of z_t given z = z_(t+1), or -log p(x | z) for t = 0.
 
-    statistics: of `uniform_statistics`, with `uniform_odds(kept, num_states)`. kept, ratio: [R], of z_t and of the
-    step; kept is 1 exactly where t = 0.
+    logits [R, V]; x, z int [R]; ratio, kept [R]: of the step and of z_t, so that kept is 1 where t = 0. The KL is
+    written with sum_v log(1 + odds p_v), where odds = N kept / (1 - kept), instead of the two distributions.
     """
-    kind = wide(statistics.device)
-    log_px, log_pz, total = statistics.to(kind).unbind(1)
+    log_p, kind, n = noise.log_p(logits), wide(logits.device), noise.states
     ratio, kept = ratio.to(kind), kept.to(kind)
-    n, first, same = num_states, kept == 1, x == z
+    log_x, log_z = (log_p.gather(1, t[:, None])[:, 0].to(kind) for t in (x, z))
+    first, same = kept == 1, x == z
     redrawn = (1 - ratio) / n
-    after = (1 - ratio * kept) / n
-    log_zp = (ratio * kept * log_pz.exp() + after).log()
-    last_jump = log_zp - (redrawn + ratio * same).log() - log_px
+    last_jump = (ratio * log_z.exp() + redrawn).log() - (redrawn + ratio * same).log() - log_x
 
     kept = torch.where(first, 0.5, kept)  # any other value: these rows are not used
-    odds = uniform_odds(kept, n)
-    log_b = ((1 - kept) / n).log()
-    zq = ratio * kept * same + (1 - ratio * kept) / n
-    log_zp = (ratio * kept * log_pz.exp() + (1 - ratio * kept) / n).log()
-    change = log_zp - zq.log()  # log q - log p of a token is this plus log(1 + odds x_v) - log(1 + odds p_v)
-    at_z, at_x = torch.log1p(odds * log_pz.exp()), torch.log1p(odds * log_px.exp())
-    other = redrawn * log_b.exp() / zq
-    stays = (ratio + redrawn) * torch.where(same, kept + log_b.exp(), log_b.exp()) / zq
-    kl = stays * (change + torch.where(same, torch.log1p(odds), 0.0) - at_z)
-    kl = kl + other * ((n - 1) * change - (total - at_z))
-    moved = torch.log1p(odds)  # z != x: the token x is likelier than the others
-    correction = redrawn * (kept + log_b.exp()) / zq * (change + moved - at_x) - other * (change - at_x)
-    kl = kl + torch.where(same, 0.0, correction)
+    blank = (1 - kept) / n
+    odds = kept / blank
+    spread = torch.log1p(odds.to(log_p.dtype)[:, None] * log_p.exp()).sum(1).to(kind)
+    at_x, at_z = torch.log1p(odds * log_x.exp()), torch.log1p(odds * log_z.exp())
+    total_q = ratio * kept * same + (1 - ratio * kept) / n
+    total_p = ratio * kept * log_z.exp() + (1 - ratio * kept) / n
+    change = (total_p / total_q).log()  # log q - log p is this plus log(1 + odds x_v) - log(1 + odds p_v)
+    own = torch.log1p(odds)
+    stays = (ratio + redrawn) * (blank + kept * same) / total_q
+    other, moves = redrawn * blank / total_q, redrawn * (blank + kept) / total_q  # to a token that is not z: is it x?
+    kl = stays * (change + own * same - at_z) + other * ((n - 1) * change - (spread - at_z))
+    kl = kl + torch.where(same, 0.0, moves * (change + own - at_x) - other * (change - at_x))
     return torch.where(first, last_jump, kl.clamp_min(0))
