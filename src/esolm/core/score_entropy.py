@@ -47,7 +47,7 @@ class GeometricNoise(NamedTuple):
 
 
 def absorb_log_score(logits: Tensor, z: Tensor, sigma: Tensor, num_states: int) -> Tensor:
-    """s of absorbing noise, [..., V]: zero logits stand for equal probabilities, and the entry of z is 0. sigma [...]."""
+    """s of absorbing noise, [..., V]: zero logits stand for equal probabilities; the entry of z is 0. sigma [...]."""
     log_score = logits - (sigma.expm1().log() + math.log(num_states))[..., None]
     return log_score.scatter(-1, z[..., None], 0.0)
 
@@ -96,7 +96,7 @@ def uniform_jump_nats(noise: Uniform, logits: Tensor, x: Tensor, z: Tensor, sigm
 def target_of(noise: str, mask_id: int | None, like: Tensor) -> Tensor:
     """m, [V]: all mass on the mask for `absorb`; for `uniform` the same on every id but the mask, if there is one."""
     ids = torch.arange(like.shape[-1], device=like.device)
-    mask = (ids == mask_id).to(like)
+    mask = torch.zeros_like(ids).to(like) if mask_id is None else (ids == mask_id).to(like)
     return mask if noise == "absorb" else (1 - mask) / (1 - mask).sum()
 
 
