@@ -67,7 +67,7 @@ def load(
     if precision is None and engine != "auto":
         raise ValueError(f"engine {engine} needs a precision: float32, bf16, int8, int4 or auto")
     if precision is not None:
-        net = fold_for(stored.net, machine.pick_weights(precision, place), engine)
+        net = fold_for(stored.net, machine.pick_weights(precision, place), engine, stored.system.timed)
     return LanguageModel(net, stored.system, stored.tokenizer)
 
 

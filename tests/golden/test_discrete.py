@@ -1,4 +1,4 @@
-"""D3PM, SEDD and DiffusionBERT give the numbers of their authors' code (baselines/*.safetensors).
+"""D3PM, SEDD and DiffusionBERT give the numbers of their authors' code (*.safetensors here).
 
 The files hold inputs and results of the authors' own functions on a CPU, with the logits as an input; float32 results
 are compared at 1e-5 and float64 ones at 1e-10, relative to the larger of 1 and the value.
@@ -8,37 +8,43 @@ Shapes: T steps, L length, B batch, V vocabulary.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
 from esolm.core import score_entropy, spindle, steps
 from esolm.core.score_entropy import GeometricNoise, LogLinearNoise
 from esolm.core.uniform import Uniform
+from support.golden import DOUBLE, SINGLE, Golden, near
 
-FILES = {path.stem: load_file(path) for path in (Path(__file__).parent / "baselines").glob("*.safetensors")}
+FILES = {name: Golden(name) for name in ("d3pm", "sedd", "diffusionbert")}
 
 
 def close(found: Tensor, expected: Tensor) -> None:
     """Equal within the tolerance of the file's type."""
-    tolerance = 1e-10 if expected.dtype == torch.float64 else 1e-5
-    assert found.shape == expected.shape
-    expected = expected.double()
-    assert ((found.double() - expected).abs() / expected.abs().clamp_min(1)).max() < tolerance
+    near(found, expected, DOUBLE if expected.dtype == torch.float64 else SINGLE)
 
 
-def part(file: str, prefix: str) -> dict[str, Tensor]:
-    """The tensors of a file below a prefix, in float64 where they are float32."""
-    return {key.removeprefix(prefix): t for key, t in FILES[file].items() if key.startswith(prefix)}
+class Part:
+    """The tensors of a file below a prefix."""
+
+    def __init__(self, file: str, prefix: str) -> None:
+        self.file, self.prefix = FILES[file], prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.file[self.prefix + name]
 
 
-@pytest.mark.parametrize("num_steps", [8, 1000])
-def test_d3pm_schedules(num_steps: int) -> None:
-    golden = part("d3pm", f"schedule.T{num_steps}.")
+def test_d3pm() -> None:
+    for num_steps in (8, 1000):
+        d3pm_schedules(num_steps)
+    for case, size in CASES:
+        d3pm(case, size)
+    assert FILES["d3pm"].read == FILES["d3pm"].keys()
+
+
+def d3pm_schedules(num_steps: int) -> None:
+    golden = Part("d3pm", f"schedule.T{num_steps}.")
     for kind in ("standard", "cosine"):
         torch.testing.assert_close(steps.RATES[kind](num_steps), golden[f"{kind}_beta"], rtol=0, atol=1e-6)
     close(steps.kept_after(steps.standard_rates(num_steps)), golden["absorb_standard_alpha_bar"])
@@ -48,10 +54,9 @@ def test_d3pm_schedules(num_steps: int) -> None:
 CASES = [("absorb", 1), ("absorb", 2), ("uniform", 1), ("uniform", 2), ("uniform_cosine", 1)]
 
 
-@pytest.mark.parametrize(("case", "size"), CASES)
-def test_d3pm(case: str, size: int) -> None:
+def d3pm(case: str, size: int) -> None:
     """All terms of the bound, with the mask in the softmax of `absorb` as the authors have it."""
-    golden, terms = part("d3pm", f"{case}."), part("d3pm", f"{case}.step{size}.")
+    golden, terms = Part("d3pm", f"{case}."), Part("d3pm", f"{case}.step{size}.")
     x, logits = golden["x0"], golden["logits"].double()
     vocab, rates = logits.shape[-1], steps.RATES["cosine" if "cosine" in case else "standard"](8)
     target = (
@@ -85,8 +90,15 @@ def test_d3pm(case: str, size: int) -> None:
         close(found.view_as(z), terms["base_loss"])
 
 
-def test_sedd_schedules() -> None:
-    golden = part("sedd", "schedule.")
+def test_sedd() -> None:
+    sedd_schedules()
+    for noise in ("absorb", "uniform"):
+        sedd(noise)
+    assert FILES["sedd"].read == FILES["sedd"].keys()
+
+
+def sedd_schedules() -> None:
+    golden = Part("sedd", "schedule.")
     for name, schedule in {
         "loglinear": score_entropy.LogLinearNoise(),
         "geometric": score_entropy.GeometricNoise(),
@@ -95,9 +107,8 @@ def test_sedd_schedules() -> None:
         close(schedule.dsigma(golden["t"]), golden[f"{name}_dsigma"])
 
 
-@pytest.mark.parametrize("noise", ["absorb", "uniform"])
-def test_sedd(noise: str) -> None:
-    golden = part("sedd", f"{noise}.")
+def sedd(noise: str) -> None:
+    golden = Part("sedd", f"{noise}.")
     logits, x, z, t = (golden[key] for key in ("logits", "x0", "xt", "t"))
     schedule = LogLinearNoise() if noise == "absorb" else GeometricNoise()
     sigma, dsigma = schedule.sigma(t), schedule.dsigma(t)
@@ -145,7 +156,7 @@ def test_diffusionbert() -> None:
     kept = spindle.spindle_kept(every[:, None, None], num_steps, lam, c)
     close(kept, golden["keep_probability"])
 
-    terms = part("diffusionbert", "step1.")
+    terms = Part("diffusionbert", "step1.")
     t, z = terms["t"], terms["x_next"]
     target = F.one_hot(torch.tensor(10), vocab).double()
     clean, log_p = F.one_hot(x, vocab).double().expand(len(t), -1, -1, -1), logits[t + 1].log_softmax(-1)
@@ -176,3 +187,4 @@ def test_diffusionbert() -> None:
     expected = torch.where(t[:, None, None] == 0, -p.gather(-1, at_x)[..., 0].log(), steps.divergence(q, p))
     weight = spindle.authors_weight(t[:, None, None], num_steps, kept[t]) * (z == 10)
     torch.testing.assert_close(-weight * without.gather(-1, at_x)[..., 0].log(), expected, rtol=1e-9, atol=1e-9)
+    assert golden.read == golden.keys()

@@ -15,13 +15,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from esolm.core import spindle, steps
@@ -30,8 +28,9 @@ from esolm.core.randomness import Randomness
 from esolm.core.terms import token_nats
 from esolm.net.head import Score
 from support import chance, toy
+from support.golden import Golden
 
-TOY = load_file(Path(__file__).parents[1] / "golden" / "baselines" / "toy.safetensors")
+TOY = Golden("toy")
 PI = torch.tensor([0.1, 0.25, 0.6, 0.05], dtype=torch.float64)
 
 

@@ -28,6 +28,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "diffusionbert": {"diffusionbert": {"num_steps": 16, "token_counts": COUNTS}, "diffusionbert-plain": {}},
     "sedd": {"sedd-absorb": {}, "sedd-uniform": {"noise": "uniform"}},
+    "duo": {"duo": {}, "duo-curriculum": {"curriculum_end": 4, "tau_start": 0.1}},
     "bd3lm": {"bd3lm-4": {"block_size": 4}, "bd3lm-1": {"block_size": 1}, "bd3lm-8": {"block_size": 8}},
     "esolm": {
         "esolm-B-0.5": {"alpha_0": 0.5},

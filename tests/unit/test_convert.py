@@ -210,8 +210,7 @@ def test_the_vocabulary_must_match(tmp_path: Path, out: Path) -> None:
 
 def test_systems_come_from_the_file_or_an_option(tmp_path: Path, out: Path) -> None:
     path = tmp_path / "a.ckpt"
-    for name in ("duo", "duo_base", "distillation"):
-        refused(save(path, content(algo={"name": name})), out, "Duo", repr(name))
+    refused(save(path, content(algo={"name": "duo", "time_conditioning": False})), out, "time_conditioning False")
     refused(save(path, content(algo={"name": "sedd"})), out, "'sedd'", "choose ar, mdlm, bd3lm, esolm")
     refused(save(path, content(algo={**ALGO, "time_conditioning": True})), out, "time_conditioning")
     refused(save(path, content(algo={**ALGO, "diffusion_shuffle": False})), out, "neither variant A nor B")
@@ -241,6 +240,17 @@ def test_the_other_repositories(tmp_path: Path, out: Path) -> None:
     what["hyper_parameters"]["config"] = {"algo": {"name": "bd3lm"}, "block_size": "${model.length}", "model": MODEL}
     made = convert(str(save(path, what)), out, tokenizer="bytes", force=True)
     assert made.system == toy.make("bd3lm", BYTES.mask_id, block_size=L)
+    for name in ("duo", "duo_base", "distillation"):
+        algo = {"name": name, "time_conditioning": True}
+        made = convert(str(save(path, content(algo=algo))), out, tokenizer="bytes", force=True)
+        assert made.system == toy.make("duo", BYTES.mask_id, vocab_size=BYTES.vocab_size, noise_mask=True)
+    uniform = {"parameterization": "d3pm", "diffusion": "uniform", "T": 0, "time_conditioning": True, "model": MODEL}
+    what["hyper_parameters"]["config"] = uniform
+    made = convert(str(save(path, what)), out, tokenizer="bytes", force=True)
+    assert made.system == toy.make("udlm", BYTES.mask_id, vocab_size=BYTES.vocab_size, noise_mask=True)
+    assert len(made.sample(num_samples=1, length=8, num_steps=2).tokens[0]) == 8
+    what["hyper_parameters"]["config"] = {**uniform, "T": 1000}
+    refused(save(path, what), out.with_name("other"), "'d3pm'")
     made = convert(str(save(path, content(algo={"name": "ar"}, adaln=False))), out, tokenizer="bytes", force=True)
     assert made.system == toy.make("ar", BYTES.mask_id, first="bos", bos_id=BYTES.bos_id)
     assert made.log_prob("to be").kind == "exact"
@@ -266,7 +276,9 @@ def test_hugging_face_folders(tmp_path: Path, out: Path) -> None:
     refused(write(model_type="bd3lm", block_size=4, causal=False), out, "exists")
     made = convert(str(hf), out, tokenizer="bytes", force=True)
     assert made.system == toy.make("bd3lm", BYTES.mask_id, block_size=4)
-    refused(write(model_type="DUO"), out.with_name("other"), "Duo")
+    for name, kind in (("DUO", "duo"), ("udlm", "udlm")):
+        made = convert(str(write(model_type=name)), out, tokenizer="bytes", force=True)
+        assert made.system == toy.make(kind, BYTES.mask_id, vocab_size=BYTES.vocab_size, noise_mask=True)
     (hf / "model.safetensors").write_bytes((hf / "model.safetensors").read_bytes()[:999])
     refused(hf, out.with_name("other"), "damaged", system="mdlm")
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..core.batch import Batch
+from ..core.randomness import Randomness
 from ..data import Tokenizer, corpora
 from ..data import tokenizer as make_tokenizer
 from ..data.tokenizer import SPECS, from_json
@@ -38,7 +39,7 @@ from .released import BUFFERS, ROTARY, ReleasedCheckpoint, make_net, make_system
 def convert(
     source: str,
     out: str | Path,
-    system: Literal["ar", "mdlm", "bd3lm", "esolm"] | None = None,
+    system: Literal["ar", "mdlm", "bd3lm", "esolm", "udlm", "duo"] | None = None,
     alpha_0: float | None = None,
     variant: Literal["A", "B"] | None = None,
     block_size: int | None = None,
@@ -55,7 +56,7 @@ def convert(
         source: A Lightning .ckpt file, a GGUF file, a Hugging Face folder with safetensors files, or a name on the hub:
             OWNER/NAME, or OWNER/NAME/FILE.gguf.
         out: The folder to write.
-        system: ar, mdlm, bd3lm or esolm, if the source does not name it.
+        system: ar, mdlm, bd3lm, esolm, udlm or duo, if the source does not name it.
         alpha_0: The alpha_0 that an Eso-LM was trained with, if the source does not name it.
         variant: A or B of an Eso-LM, if the source does not name it.
         block_size: Tokens in a block of a BD3-LM, if the source does not name it.
@@ -97,13 +98,14 @@ def convert(
 
 
 def check(lm: LanguageModel, text: str | None) -> dict[str, float]:
-    """Run a forward pass over random tokens and, if a text is given, measure its perplexity (nelbo)."""
+    """Score random tokens and, if a text is given, measure its perplexity (nelbo)."""
     length = min(lm.net.config.length, max(64 // lm.system.block_size, 1) * lm.system.block_size)
     tokens = torch.randint(lm.net.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+    tokens = torch.where(tokens == lm.system.mask_id, (tokens + 1) % lm.net.config.vocab_size, tokens)
     with torch.no_grad():
-        logits = lm.system.logits(lm.net, Batch(tokens))
-    if not logits.isfinite().all():
-        raise ValueError("the logits of the converted network are not finite: the weights are damaged")
+        terms = lm.system.terms(lm.net, Batch(tokens), Randomness(0), train=False)
+    if not all(term.nats.isfinite().all() for term in terms):
+        raise ValueError("the bound of the converted network is not finite: the weights are damaged")
     if text is None:
         return {}
     found = scoring.score(lm, texts.read(text, lm.tokenizer, lm.net.config.length)).record()

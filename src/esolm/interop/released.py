@@ -18,7 +18,9 @@ from ..storage import folder
 from ..systems import System, find
 from .families import CausalCheckpoint
 
-SYSTEMS = ("ar", "mdlm", "bd3lm", "esolm")
+SYSTEMS = ("ar", "mdlm", "bd3lm", "esolm", "udlm", "duo")
+TIMED = ("udlm", "duo")
+"""Systems whose networks are fed the time. Their noise ranges over all ids, the mask or padding included."""
 NAMES = (
     ("vocab_embed.embedding", "embed.weight"),
     ("sigma_map.mlp.", "time."),
@@ -137,6 +139,8 @@ def make_system(found: ReleasedCheckpoint | CausalCheckpoint, chosen: Mapping[st
         if key in chosen and key not in wanted and value is not None:
             raise ValueError(f"{key} is {value!r}, but {name} has no {key}: leave --{key} out")
     made = {key: value for key, value in options.items() if value is not None}
+    if name in TIMED:
+        made["noise_mask"] = True
     if name == "ar":  # released ones start with the beginning-of-text token unless the configuration says otherwise
         made.setdefault("first", "bos")
     return find(name)(**made)
@@ -150,16 +154,13 @@ def stated(found: ReleasedCheckpoint) -> dict[str, Any]:
         kind = {"subs": "mdlm"}.get(config.get("parameterization", ""), config.get("parameterization"))
     if kind is None:
         return {}
-    name = str(kind).lower()
-    if name == "bd3lm" and config.get("causal") is True:
-        name = "ar"
-    if name.startswith(("duo", "distillation", "ot-finetune")):
-        raise ValueError(f"{path} is a Duo model ({kind!r}), which esolm does not support: choose {', '.join(SYSTEMS)}")
-    if name not in SYSTEMS or config.get("diffusion", "absorbing_state") != "absorbing_state":
+    name = _name(config, str(kind).lower())
+    process = "uniform" if name in TIMED else "absorbing_state"
+    if name not in SYSTEMS or config.get("diffusion", process) != process:
         raise ValueError(f"{path} has the system {kind!r}, which esolm does not support: choose {', '.join(SYSTEMS)}")
     for key in ("algo.time_conditioning", "time_conditioning"):
-        if config.get(key) is True:
-            raise ValueError(f"{path} was trained with {key}, which esolm does not support")
+        if (stated_time := config.get(key)) is not None and bool(stated_time) is not (name in TIMED):
+            raise ValueError(f"{path} was trained with {key} {stated_time}, which esolm does not support for {name}")
     stored: dict[str, Any] = {"name": name}
     if name == "bd3lm":
         stored["block_size"] = _resolved(config, "block_size")
@@ -168,6 +169,18 @@ def stated(found: ReleasedCheckpoint) -> dict[str, Any]:
     if name == "esolm" and "algo.alpha_0" in config:
         stored |= {"alpha_0": float(config["algo.alpha_0"]), **_variant(path, config)}
     return stored
+
+
+def _name(config: Mapping[str, Any], kind: str) -> str:
+    """Our name of a system. Duo's names have suffixes for stages of training, all of one process and network."""
+    if kind == "bd3lm" and config.get("causal") is True:
+        return "ar"
+    if kind in ("duo_base", "distillation"):
+        return "duo"
+    discrete = config.get("T") or 0  # the number of steps; 0 is continuous time
+    if kind == "d3pm" and config.get("diffusion") == "uniform" and not discrete:
+        return "udlm"  # in its repository, a parameterization of one system
+    return kind
 
 
 def _resolved(config: Mapping[str, Any], key: str) -> Any:

@@ -32,9 +32,7 @@ class Score(NamedTuple):
 class RowLoss(NamedTuple):
     """A function of all logits of a row, for losses that need more than the probability of a target."""
 
-    function: Callable[
-        ..., Tensor
-    ]  # logits [R, V] and the inputs -> nats [R] or [R, n]; the chunks of a pass share no state
+    function: Callable[..., Tensor]  # logits [R, V], inputs -> nats [R] or [R, n]; the chunks of a pass share no state
     inputs: tuple[Tensor, ...]  # [R, ...] each; no gradient flows into them
 
     def nats(self, logits: Tensor, rows: slice) -> Tensor:

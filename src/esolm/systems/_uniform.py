@@ -5,18 +5,26 @@ Shapes: B batch, L length, V vocabulary.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import Tensor
 
 from ..core.batch import Batch
 from ..core.float64 import to_device
+from ..core.order import Schedule
 from ..core.randomness import Randomness
+from ..core.terms import Term
 from ..core.uniform import LogLinear, Uniform
 from ..core.visibility import full
 from ..net.conditionals import place_nats
 from ..net.denoiser import Rows
 from ..net.head import RowLoss
-from ..net.protocol import Forward
+from ..net.protocol import Forward, Network
+from ..sampling.chain import UniformReverse, redraw
+from ..sampling.loops import Chooser
+from ..sampling.request import Request, Step
 
 BOUNDS = ("strict", "authors")
 END = 1e-5
@@ -55,7 +63,13 @@ def noised(noise: Uniform, batch: Batch, alpha: Tensor, rng: Randomness) -> Tens
 
 
 def row_nats(
-    net: Forward, batch: Batch, function: object, fed: Tensor, z: Tensor, alpha: Tensor, *more: Tensor
+    net: Forward,
+    batch: Batch,
+    function: Callable[..., Tensor],
+    fed: Tensor,
+    z: Tensor,
+    alpha: Tensor,
+    *more: Tensor,
 ) -> Tensor:
     """function(logits, x, z, alpha, ...) of the scored tokens in one pass at sigma = -log alpha, [B, L].
 
@@ -66,7 +80,7 @@ def row_nats(
     position = torch.arange(length, device=x.device)[None]
     out = Rows(slice(0, length), scored.flatten().nonzero()[:, 0])
     each = (t.expand(x.shape)[scored] for t in (alpha, *more))
-    loss = RowLoss(function, (x[scored], z[scored], *each))  # type: ignore[arg-type]
+    loss = RowLoss(function, (x[scored], z[scored], *each))
     seen = full(length, batch.valid, x.device)
     nats = net(fed, position, seen, -alpha[:, 0].log(), out=out, score=loss)
     return place_nats(nats, scored, position.expand_as(x), length)
@@ -91,11 +105,42 @@ def strict(net: Forward, batch: Batch, noise: Uniform, eps: float, t_min: float,
     return (1 - t_min) * rates(net, batch, noise, eps, t, rng) + jump + prior * batch.scored
 
 
-def ancestral_times(num_steps: int) -> list[float]:
-    """t before each step and after the last: from 1 to 0, where alpha is 1 and tokens are clean."""
-    return [1 - k / num_steps for k in range(num_steps + 1)]
+def nelbo(
+    net: Forward,
+    batch: Batch,
+    rng: Randomness,
+    noise: Uniform,
+    eps: float,
+    t_min: float,
+    mean: bool,
+    independent: bool = False,
+) -> list[Term]:
+    """The bound, with one time per example.
+
+    mean: only the mean of the integrand over [t_min, 1], in one pass. independent: times are not stratified.
+    """
+    t = draw_times(rng, len(batch.x), t_min, batch.x.device, independent)
+    if mean:
+        nats = rates(net, batch, noise, eps, t, rng)
+    else:
+        nats = strict(net, batch, noise, eps, t_min, t, rng)
+    return [Term("diffusion", nats, batch.scored)]
 
 
-def tail_times(num_steps: int) -> list[float]:
-    """t before each step and after the last: from 1 to END, then the greedy tail."""
-    return [1 - (1 - END) * k / max(num_steps - 1, 1) for k in range(num_steps)] + [0.0]
+def sample(
+    net: Network,
+    request: Request,
+    schedule: Schedule,
+    rng: Randomness,
+    noise: Uniform,
+    eps: float,
+    mask_id: int,
+    greedy_tail: bool = False,
+) -> Iterator[Step]:
+    """The chain from t = 1 to t = 0, where alpha is 1 and tokens are clean; or to `END`, and then the greedy tail."""
+    num_steps = schedule.sizes.shape[1]
+    last = max(num_steps - 1, 1) / (1 - END) if greedy_tail else num_steps
+    times = [1 - k / last for k in range(num_steps)]
+    alpha = [LogLinear(eps).at(t) for t in (*times, 0.0)]
+    reverse = UniformReverse(noise, request.draw, alpha, [-math.log(a) for a in alpha[:-1]], greedy_tail)
+    return redraw(net, request.x, request.valid, schedule, Chooser.of(request, rng, mask_id), reverse)

@@ -5,7 +5,6 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -16,10 +15,9 @@ from ..core.batch import Batch
 from ..core.order import Schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
-from ..core.uniform import LogLinear, Uniform
+from ..core.uniform import Uniform
 from ..net.protocol import Forward, Network
-from ..sampling.chain import UniformReverse, chain_plan, redraw
-from ..sampling.loops import Chooser
+from ..sampling.chain import chain_plan
 from ..sampling.request import Request, Step
 from . import System, _uniform
 
@@ -61,26 +59,16 @@ class UDLM(System):
 
     def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
         """The NELBO, with one time per example."""
-        return self._terms(net, batch, rng, train or self.bound == "authors", False)
-
-    def _terms(self, net: Forward, batch: Batch, rng: Randomness, mean: bool, independent: bool) -> list[Term]:
-        t = _uniform.draw_times(rng, len(batch.x), self.t_min, batch.x.device, independent)
-        if mean:
-            nats = _uniform.rates(net, batch, self.noise, self.eps, t, rng)
-        else:
-            nats = _uniform.strict(net, batch, self.noise, self.eps, self.t_min, t, rng)
-        return [Term("diffusion", nats, batch.scored)]
+        mean = train or self.bound == "authors"
+        return _uniform.nelbo(net, batch, rng, self.noise, self.eps, self.t_min, mean)
 
     def bound_over_times(self, net: Forward, batch: Batch, rng: Randomness, independent: bool) -> list[Term]:
-        return self._terms(net, batch, rng, self.bound == "authors", independent)
+        mean = self.bound == "authors"
+        return _uniform.nelbo(net, batch, rng, self.noise, self.eps, self.t_min, mean, independent)
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         return chain_plan(self.name, self.samplers, request)
 
     def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """Every step draws all positions again; the last one leaves clean tokens."""
-        schedule_of = LogLinear(self.eps)
-        alpha = [schedule_of.at(t) for t in _uniform.ancestral_times(schedule.sizes.shape[1])]
-        reverse = UniformReverse(self.noise, request.draw, alpha, [-math.log(a) for a in alpha[:-1]])
-        choose = Chooser.of(request, rng, self.mask_id)
-        return redraw(net, request.x, request.valid, schedule, choose, reverse)
+        return _uniform.sample(net, request, schedule, rng, self.noise, self.eps, self.mask_id)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...core.visibility import Packed, Visibility
 from ..cache import KVCache
+from ..conditioned import conditioned
 from ..cuda_graphs import replayed
 from ..denoiser import Denoiser, Rows
 from ..fold import PRECISIONS, Folded, FoldedLinear, Maker, Norm, fold
@@ -214,13 +215,18 @@ def native_fold(net: Denoiser, precision: str, threads: int | None = None) -> Na
     return Native(Folded(net, Maker(KINDS[precision], PRECISIONS[precision])), threads)
 
 
-def fold_for(net: Denoiser, precision: str, engine: str = "auto") -> Network:
+def fold_for(net: Denoiser, precision: str, engine: str = "auto", timed: bool = False) -> Network:
     """A copy of the network at time zero for inference, as it is fastest on its device.
 
     engine: `native` raises ValueError where the native library cannot be used; `auto` then takes `torch`.
+    timed: the network is fed times, so that nothing can be folded: the copy runs in float32 or bf16 in PyTorch.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine is {engine!r}; it must be one of {', '.join(ENGINES)}")
+    if timed:
+        if engine == "native":
+            raise ValueError("engine native has networks at time zero only, and this one is fed the time: choose torch")
+        return conditioned(net, precision)
     if engine != "torch":
         try:
             return native_fold(net, precision)
