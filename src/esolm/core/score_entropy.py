@@ -63,16 +63,19 @@ def absorb_entropy(logits: Tensor, x: Tensor, mask_id: int) -> Tensor:
     With Z the summed exponentials of the logits over N it is -log p_x + (Z - 1 - log Z): MDLM's nats and a penalty that
     vanishes for Z = 1.
     """
-    logits = without_id(logits, mask_id, float("-inf")) - math.log(logits.shape[-1] - 1)
-    return logits.logsumexp(-1).exp() - logits.gather(1, x[:, None])[:, 0] - 1
+    logits = without_id(logits, mask_id) - math.log(logits.shape[-1] - 1)
+    log_sum, at_x = (v.to(wide(v.device)) for v in (logits.logsumexp(-1), logits.gather(1, x[:, None])[:, 0]))
+    return log_sum.exp() - at_x - 1
 
 
 def uniform_entropy(noise: Uniform, logits: Tensor, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
     """The score entropy of a token under uniform noise, [R]; logits [R, V], sigma [R]."""
     s = uniform_log_score(without_id(logits, noise.exclude, 0.0), z)
     kind, n = wide(s.device), noise.states
-    score = without_id(s.exp().scatter(-1, z[:, None], 0.0), noise.exclude, 0.0)
-    score, log_score, at_x = (v.to(kind) for v in (score.sum(-1), s.sum(-1), s.gather(1, x[:, None])[:, 0]))
+    others = without_id(s, noise.exclude).scatter(-1, z[:, None], float("-inf"))
+    sums = others.logsumexp(-1), s.sum(-1), s.gather(1, x[:, None])[:, 0]
+    log_sum, log_score, at_x = (v.to(kind) for v in sums)
+    score = log_sum.exp()
     grown = sigma.to(kind).expm1()
     k = grown / (grown + n)  # p(y) / p(x) for any y other than x
     kept = -k * log_score + (n - 1) * k * (k.log() - 1)
