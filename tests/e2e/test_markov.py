@@ -28,6 +28,8 @@ K, L, MASK = 5, 16, 5
 BATCH, STEPS, RATE = 64, 320, 2e-3
 FRESH, DRAWS = 512, 8
 
+COUNTS = "2520 1201 1192 1445 1834 0"
+"""Of 8192 tokens of the source, for systems that need to know what is frequent."""
 CASES: dict[str, tuple[str, dict[str, Any], float]] = {
     "ar": ("ar", {}, 0.005),
     "mdlm": ("mdlm", {}, 0.06),
@@ -35,6 +37,11 @@ CASES: dict[str, tuple[str, dict[str, Any], float]] = {
     "esolm-B": ("esolm", {"alpha_0": 0.5}, 0.04),
     "esolm-A": ("esolm", {"alpha_0": 0.5, "variant": "A"}, 0.04),
     "esolm-any-order": ("esolm", {"alpha_0": 0.5, "loss": "any_order"}, 0.04),
+    "d3pm-absorb": ("d3pm", {}, 0.1),
+    "d3pm-uniform": ("d3pm", {"noise": "uniform", "schedule": "cosine", "vocab_size": K + 1}, 0.2),
+    "sedd-absorb": ("sedd", {}, 0.1),
+    "sedd-uniform": ("sedd", {"noise": "uniform", "vocab_size": K + 1}, 0.2),
+    "diffusionbert": ("diffusionbert", {"token_counts": COUNTS}, 0.1),
 }
 """Name, options, and the margin in nats per token."""
 

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 import esolm
 from esolm import cli
+from esolm.core.visibility import full
 from esolm.data import tokenizer
 from esolm.interop import released
 from esolm.interop.ckpt import Checkpoint, plain
@@ -211,7 +212,7 @@ def test_the_vocabulary_must_match(tmp_path: Path, out: Path) -> None:
 def test_systems_come_from_the_file_or_an_option(tmp_path: Path, out: Path) -> None:
     path = tmp_path / "a.ckpt"
     refused(save(path, content(algo={"name": "duo", "time_conditioning": False})), out, "time_conditioning False")
-    refused(save(path, content(algo={"name": "sedd"})), out, "'sedd'", "choose ar, mdlm, bd3lm, esolm")
+    refused(save(path, content(algo={"name": "plaid"})), out, "'plaid'", "choose ar, mdlm, bd3lm, esolm")
     refused(save(path, content(algo={**ALGO, "time_conditioning": True})), out, "time_conditioning")
     refused(save(path, content(algo={**ALGO, "diffusion_shuffle": False})), out, "neither variant A nor B")
     refused(save(path, content(algo={**ALGO, "diffusion_attn_mode": "mixed2"})), out, "neither variant A nor B")
@@ -249,6 +250,9 @@ def test_the_other_repositories(tmp_path: Path, out: Path) -> None:
     made = convert(str(save(path, what)), out, tokenizer="bytes", force=True)
     assert made.system == toy.make("udlm", BYTES.mask_id, vocab_size=BYTES.vocab_size, noise_mask=True)
     assert len(made.sample(num_samples=1, length=8, num_steps=2).tokens[0]) == 8
+    made = convert(str(save(path, content(algo={"name": "sedd"}))), out, tokenizer="bytes", weights="raw", force=True)
+    options = {"noise": "absorb", "schedule": "loglinear", "vocab_size": BYTES.vocab_size}
+    assert made.system == toy.make("sedd", BYTES.mask_id, **options)
     what["hyper_parameters"]["config"] = {**uniform, "T": 1000}
     refused(save(path, what), out.with_name("other"), "'d3pm'")
     made = convert(str(save(path, content(algo={"name": "ar"}, adaln=False))), out, tokenizer="bytes", force=True)
@@ -311,3 +315,51 @@ def test_a_folder_imports_no_module_that_it_names(tmp_path: Path, out: Path) -> 
         folder.read(out)
     with pytest.raises(ValueError, match="one set of weights"):
         esolm.load(out, weights="model")
+
+
+SEDD = {
+    "tokens": BYTES.vocab_size - 1, "graph": {"type": "absorb", "file": "data"}, "training": {"ema": 0.9999},
+    "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
+    "model": {**MODEL, "scale_by_sigma": True, "dropout": 0.1},
+}  # fmt: skip
+
+
+def sedd_folder(path: Path, **changes: Any) -> Path:
+    """A folder as the authors of SEDD push it to the hub."""
+    path.mkdir()
+    net = toy.network(BYTES.vocab_size, L, torch.float32)
+    state = to_released(net.state_dict(), net.config, prefix="")
+    save_file({name: t for name, t in state.items() if not name.endswith(released.ROTARY)}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({**SEDD, **changes}))
+    return path
+
+
+def test_a_released_sedd(tmp_path: Path, out: Path) -> None:
+    """The network is fed sigma, and its scores are the authors': logits minus log(e^sigma - 1) and log(D - 1)."""
+    lm = convert(str(sedd_folder(tmp_path / "sedd")), out, tokenizer="bytes")
+    assert (lm.system.name, lm.system.noise, lm.system.schedule) == ("sedd", "absorb", "loglinear")
+    assert (lm.system.vocab_size, lm.system.mask_id) == (BYTES.vocab_size, BYTES.mask_id)
+    net = toy.network(BYTES.vocab_size, L, torch.float32)
+    tokens, sigma = toy.text(2, L, BYTES.vocab_size), torch.tensor([0.1, 3.0])
+    expected = net(tokens, torch.arange(L)[None], full(L), sigma)
+    assert torch.equal(lm.net(tokens, torch.arange(L)[None], full(L), sigma), expected)
+    assert (expected[0] - net(tokens, torch.arange(L)[None], full(L), sigma.flip(0))[0]).abs().max() > 0.01
+    assert (
+        lm.sample(num_samples=2, num_steps=4, seed=1).tokens
+        == esolm.load(out).sample(num_samples=2, num_steps=4, seed=1).tokens
+    )
+
+
+def test_a_sedd_with_uniform_noise_keeps_its_states(tmp_path: Path, out: Path) -> None:
+    changes = {"graph": {"type": "uniform"}, "noise": {"type": "geometric", "sigma_min": 1e-3, "sigma_max": 10}}
+    made = sedd_folder(tmp_path / "u", model={**SEDD["model"], "scale_by_sigma": False}, **changes)
+    lm = convert(str(made), out, tokenizer="bytes")
+    assert (lm.system.noise, lm.system.sigma_min, lm.system.sigma_max) == ("uniform", 1e-3, 10)
+    assert lm.system.states.states == BYTES.vocab_size
+
+
+def test_a_foreign_sedd_is_refused(tmp_path: Path, out: Path) -> None:
+    unscaled = {**SEDD["model"], "scale_by_sigma": False}
+    changes = ({"graph": {"type": "band"}}, {"noise": {"type": "cosine"}}, {"model": unscaled})
+    for i, change in enumerate(changes):
+        refused(sedd_folder(tmp_path / f"s{i}", **change), out, "esolm does not support")

@@ -31,6 +31,14 @@ def token_nats(logits: Tensor, target: Tensor, mask_id: int) -> Tensor:
     return F.cross_entropy(wide, target, reduction="none")
 
 
+def without_id(values: Tensor, id: int | None, fill: float = float("-inf")) -> Tensor:
+    """A copy of logits [..., V] in at least float32, with `fill` for one id; None: for none."""
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
+    if id is None:
+        return values
+    return values.masked_fill(torch.arange(values.shape[-1], device=values.device) == id, fill)
+
+
 def total(terms: Iterable[Term], counts: Mapping[str, float]) -> Tensor:
     """The loss: the sum of each term's nats divided by its number of tokens (in training, of the global batch)."""
     return torch.stack([term.nats.sum() / max(counts[term.name], 1) for term in terms]).sum()

@@ -40,7 +40,7 @@ from .released import BUFFERS, ROTARY, ReleasedCheckpoint, make_net, make_system
 def convert(
     source: str,
     out: str | Path,
-    system: Literal["ar", "mdlm", "bd3lm", "esolm", "udlm", "duo"] | None = None,
+    system: Literal["ar", "mdlm", "bd3lm", "esolm", "udlm", "duo", "sedd"] | None = None,
     alpha_0: float | None = None,
     variant: Literal["A", "B"] | None = None,
     block_size: int | None = None,
@@ -59,7 +59,7 @@ def convert(
         source: A Lightning .ckpt file, a GGUF file, a Hugging Face folder with safetensors files, or a name on the hub:
             OWNER/NAME, or OWNER/NAME/FILE.gguf.
         out: The folder to write.
-        system: ar, mdlm, bd3lm, esolm, udlm or duo, if the source does not name it.
+        system: ar, mdlm, bd3lm, esolm, udlm, duo or sedd, if the source does not name it.
         alpha_0: The alpha_0 that an Eso-LM was trained with, if the source does not name it.
         variant: A or B of an Eso-LM, if the source does not name it.
         block_size: Tokens in a block of a BD3-LM, if the source does not name it.

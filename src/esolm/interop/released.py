@@ -18,9 +18,11 @@ from ..storage import folder
 from ..systems import System, find
 from .families import CausalCheckpoint
 
-SYSTEMS = ("ar", "mdlm", "bd3lm", "esolm", "udlm", "duo")
-TIMED = ("udlm", "duo")
-"""Systems whose networks are fed the time. Their noise ranges over all ids, the mask or padding included."""
+SYSTEMS = ("ar", "mdlm", "bd3lm", "esolm", "udlm", "duo", "sedd")
+UNIFORM = ("udlm", "duo")
+"""Systems with uniform noise, which ranges over all ids, the mask or padding included."""
+TIMED = (*UNIFORM, "sedd")
+"""Systems whose networks are fed the time."""
 NAMES = (
     ("vocab_embed.embedding", "embed.weight"),
     ("sigma_map.mlp.", "time."),
@@ -139,7 +141,7 @@ def make_system(found: ReleasedCheckpoint | CausalCheckpoint, chosen: Mapping[st
         if key in chosen and key not in wanted and value is not None:
             raise ValueError(f"{key} is {value!r}, but {name} has no {key}: leave --{key} out")
     made = {key: value for key, value in options.items() if value is not None}
-    if name in TIMED:
+    if name in UNIFORM or made.get("noise") == "uniform":
         made["noise_mask"] = True
     if name == "ar":  # released ones start with the beginning-of-text token unless the configuration says otherwise
         made.setdefault("first", "bos")
@@ -150,12 +152,14 @@ def stated(found: ReleasedCheckpoint) -> dict[str, Any]:
     """The name and options of the system that the stored configuration has."""
     config, path = found.config, found.path
     kind = config.get("algo.name") or config.get("model_type")
+    if kind is None and "graph.type" in config:  # the SEDD repository names its process
+        kind = "sedd"
     if kind is None:  # the MDLM repository stores a parameterization
         kind = {"subs": "mdlm"}.get(config.get("parameterization", ""), config.get("parameterization"))
     if kind is None:
         return {}
     name = _name(config, str(kind).lower())
-    process = "uniform" if name in TIMED else "absorbing_state"
+    process = "uniform" if name in UNIFORM else "absorbing_state"
     if name not in SYSTEMS or config.get("diffusion", process) != process:
         raise ValueError(f"{path} has the system {kind!r}, which esolm does not support: choose {', '.join(SYSTEMS)}")
     for key in ("algo.time_conditioning", "time_conditioning"):
@@ -164,6 +168,8 @@ def stated(found: ReleasedCheckpoint) -> dict[str, Any]:
     stored: dict[str, Any] = {"name": name}
     if name == "bd3lm":
         stored["block_size"] = _resolved(config, "block_size")
+    if name == "sedd":
+        stored |= _sedd(path, config)
     if name == "ar" and config.get("algo.prepend_token") in ("mask", "bos"):
         stored["first"] = config["algo.prepend_token"]
     if name == "esolm" and "algo.alpha_0" in config:
@@ -181,6 +187,24 @@ def _name(config: Mapping[str, Any], kind: str) -> str:
     if kind == "d3pm" and config.get("diffusion") == "uniform" and not discrete:
         return "udlm"  # in its repository, a parameterization of one system
     return kind
+
+
+def _sedd(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Process and schedule of SEDD; in other repositories it is absorbing and log-linear."""
+    noise, schedule = config.get("graph.type", "absorb"), config.get("noise.type", "loglinear")
+    if noise not in ("absorb", "uniform") or schedule not in ("loglinear", "geometric"):
+        raise ValueError(
+            f"{path} has the process {noise!r} and the schedule {schedule!r}, which esolm does not support"
+        )
+    if config.get("model.scale_by_sigma", noise == "absorb") is not (noise == "absorb"):
+        raise ValueError(
+            f"{path} was trained with another scale_by_sigma than the authors', which esolm does not support"
+        )
+    stored = {"noise": noise, "schedule": schedule}
+    for key in ("sigma_min", "sigma_max") if schedule == "geometric" else ():
+        if f"noise.{key}" in config:
+            stored[key] = float(config[f"noise.{key}"])
+    return stored
 
 
 def _resolved(config: Mapping[str, Any], key: str) -> Any:

@@ -32,7 +32,7 @@ class Score(NamedTuple):
 class RowLoss(NamedTuple):
     """A function of all logits of a row, for losses that need more than the probability of a target."""
 
-    function: Callable[..., Tensor]  # logits [R, V] and the inputs -> nats [R]; the chunks of a pass share no state
+    function: Callable[..., Tensor]  # logits [R, V], inputs -> nats [R] or [R, n]; the chunks of a pass share no state
     inputs: tuple[Tensor, ...]  # [R, ...] each; no gradient flows into them
 
     def nats(self, logits: Tensor, rows: slice) -> Tensor:
@@ -175,10 +175,11 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h, matrix, bias, *rest = ctx.saved_tensors
         inputs, gradients = rest[:-3], rest[-3:]
-        if not bool((grad == grad[0]).all()):
+        every = grad.flatten()
+        if not bool((every == every[0]).all()):
             _, *gradients = _sweep_loss(h, matrix, bias, RowLoss(ctx.function, tuple(inputs)), grad, True)
             return *gradients, None, None
-        return *(None if g is None else g * grad[0].to(g.dtype) for g in gradients), None, None
+        return *(None if g is None else g * every[0].to(g.dtype) for g in gradients), None, None
 
 
 def _sweep_loss(
