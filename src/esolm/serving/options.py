@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UNSERVED = ("cache", "refresh", "freeze")
+"""Sampling options that the engine does not offer: an approximate cache has a slot for each position, its rows do not."""
+
 
 @dataclass(frozen=True)
 class EngineOptions:
