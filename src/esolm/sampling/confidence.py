@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..core import order
 from ..core.float64 import wide
@@ -32,6 +33,9 @@ from .request import Choice, Request, Step
 SAMPLERS = ("confidence", "threshold")
 TAU = 0.9
 """The default threshold, that of Fast-dLLM."""
+TIE = 1e-5
+"""Confidences that differ by less are equal. Without a prompt, all positions have the same distribution in the first
+pass, and rounding would choose among them."""
 NEVER = 1 << 30
 
 
@@ -71,8 +75,9 @@ class Rule:
 
         confidence: [B, C], -inf at padding. size: int [B]. Of equal candidates the first is preferred.
         """
-        value, column = confidence.sort(dim=1, descending=True, stable=True)
-        number = torch.arange(value.shape[1])
+        value, group = grouped(confidence)
+        column = group.argsort(dim=1, stable=True)
+        value, number = value.gather(1, group).gather(1, column), torch.arange(value.shape[1])
         keep = number < size[:, None] if self.tau is None else (value >= self.tau) | (number == 0)
         keep = keep & (value > -torch.inf)
         most = int(keep.sum(1).max())
@@ -92,6 +97,18 @@ class Rule:
         real = at < NEVER
         choice = Choice(torch.where(real, at, 0), real, sure, best, fed)
         return Step(choice.position.gather(1, best), drawn.gather(1, best.to(token.device)), kept, None, choice)
+
+
+def grouped(confidence: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest value of each group of equal confidences, falling, and the group of each candidate: both [B, C].
+
+    Values are equal if a chain of steps of at most TIE joins them.
+    """
+    value, column = confidence.sort(dim=1, descending=True)
+    apart = F.pad(value[:, :-1] - value[:, 1:] > TIE, (1, 0))
+    number = apart.long().cumsum(1)
+    most = torch.full_like(value, -torch.inf).scatter_reduce_(1, number, value, "amax")
+    return most, torch.empty_like(column).scatter_(1, column, number)
 
 
 def packed(mask: Tensor) -> Tensor:

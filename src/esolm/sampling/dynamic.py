@@ -17,7 +17,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..core.order import Schedule
 from ..core.visibility import Visibility, hide_copies

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 UNSERVED = ("cache", "refresh", "freeze")
-"""Sampling options that the engine does not offer: an approximate cache has a slot for each position, its rows do not."""
+"""Sampling options that the engine does not offer: approximate caches overwrite slots, which its KV pool cannot."""
 
 
 @dataclass(frozen=True)
