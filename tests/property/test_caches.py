@@ -63,10 +63,10 @@ def seen_by_row(steps: list[Step], logits: list[torch.Tensor], row: int) -> list
     """The logits of a row's candidates by position, in each of its passes."""
     found = []
     for step, values in zip(steps, logits, strict=True):
-        assert step.choice is not None
-        asked = step.choice.asked
+        assert step.candidates is not None
+        asked = step.candidates.asked
         first = int(asked[:row].sum())
-        positions = step.choice.position[row][asked[row]].tolist()
+        positions = step.candidates.position[row][asked[row]].tolist()
         if positions:
             found.append({i: values[first + j] for j, i in enumerate(positions)})
     return found
@@ -90,7 +90,9 @@ def check(net: Any, request: Request, naive: Callable[[Sample], None], twin: Any
             for i in ours:
                 torch.testing.assert_close(ours[i], theirs[i], rtol=0, atol=atol, check_dtype=False)
         assert [step.position[row][step.drawn[row]].tolist() for step in steps if step.drawn[row].any()] == s.steps
-        assert [int(step.choice.fed[row]) for step in steps if step.choice and step.choice.fed[row]] == s.fed
+        assert [
+            int(step.candidates.fed[row]) for step in steps if step.candidates and step.candidates.fed[row]
+        ] == s.fed
         assert tokens[row, : len(s.tokens)].tolist() == s.tokens
 
 
@@ -163,9 +165,9 @@ def test_a_refresh_at_every_step_is_the_uncached_sampler(name: str, cache: str, 
     for a, b in zip(one.seen, two.seen, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     for a, b in zip(steps, again, strict=True):
-        assert a.choice is not None
-        assert b.choice is not None
-        assert torch.equal(a.choice.fed, b.choice.fed)
+        assert a.candidates is not None
+        assert b.candidates is not None
+        assert torch.equal(a.candidates.fed, b.candidates.fed)
         assert torch.equal(a.position, b.position)
 
 
@@ -269,7 +271,7 @@ def check_dynamic(net: Any, system: Any, request: Request, twin: Any = None, ato
                 torch.testing.assert_close(ours[i], theirs[i - shift], rtol=0, atol=atol, check_dtype=False)
         assert [step.position[row][step.drawn[row]].tolist() for step in steps if step.drawn[row].any()] == s.steps
         assert tokens[row, : len(s.tokens)].tolist() == s.tokens
-        fed = [int(step.choice.fed[row]) for step in steps if step.choice and step.choice.fed[row]]
+        fed = [int(step.candidates.fed[row]) for step in steps if step.candidates and step.candidates.fed[row]]
         assert [n - shift * (k == 0) for k, n in enumerate(fed)] == s.fed
 
 

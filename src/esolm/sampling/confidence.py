@@ -28,7 +28,7 @@ from ..net.protocol import Network
 from .loops import Chooser
 from .options import SamplingOptions
 from .passes import call
-from .request import Choice, Request, Step
+from .request import Candidates, Request, Step
 
 SAMPLERS = ("confidence", "threshold")
 TAU = 0.9
@@ -95,8 +95,8 @@ class Rule:
         sure[row, column] = confidence(logits, token, choose.mask_id, self.measure).cpu().double()
         best, kept = self.pick(sure, size)
         real = at < NEVER
-        choice = Choice(torch.where(real, at, 0), real, sure, best, fed)
-        return Step(choice.position.gather(1, best), drawn.gather(1, best.to(token.device)), kept, None, choice)
+        candidates = Candidates(torch.where(real, at, 0), real, sure, best, fed)
+        return Step(candidates.position.gather(1, best), drawn.gather(1, best.to(token.device)), kept, None, candidates)
 
 
 def grouped(confidence: Tensor) -> tuple[Tensor, Tensor]:

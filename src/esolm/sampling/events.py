@@ -81,11 +81,11 @@ class Work:
         counts = tally(step)
         self.counts = counts if self.counts is None else self.counts + counts
         self.speculative |= step.drafts is not None
-        if step.choice is None:
+        if step.candidates is None:
             return
         if self.steps is None or self.fed is None:
             self.steps, self.fed = [[] for _ in counts], [[] for _ in counts]
-        for row, fed in enumerate(step.choice.fed.tolist()):
+        for row, fed in enumerate(step.candidates.fed.tolist()):
             if fed:
                 self.steps[row].append(step.position[row][step.drawn[row]].tolist())
                 self.fed[row].append(fed)
@@ -98,8 +98,10 @@ def costs(work: Sequence[Work]) -> tuple[list[int], Speculation | None, list[lis
     speculation = Speculation(*tried) if any(each.speculative for each in work) else None
     if all(each.fed is None for each in work):
         return nfe, speculation, None
-    empty = ([[] for _ in each] for each in counts)  # of a batch in which everything is given
-    return nfe, speculation, [fed for each, none in zip(work, empty, strict=True) for fed in each.fed or none]
+    found = list[list[int]]()
+    for each, rows in zip(work, counts, strict=True):  # a batch in which everything is given has no counts
+        found += [[] for _ in rows] if each.fed is None else each.fed
+    return nfe, speculation, found
 
 
 def tally(step: Step) -> Tensor:

@@ -27,7 +27,7 @@ class Drafts(NamedTuple):
     fed: Tensor  # int [B]: tokens and masks of the row in this pass
 
 
-class Choice(NamedTuple):
+class Candidates(NamedTuple):
     """What a pass of a sampler that chooses positions by confidence considered. The tokens of its step come in falling
     confidence."""
 
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     token: Tensor  # int [B, m]
     drawn: Tensor  # bool [B, m]; False is padding, in rows that commit fewer
     drafts: Drafts | None = None  # of a speculative pass
-    choice: Choice | None = None  # of a pass that chose its positions
+    candidates: Candidates | None = None  # of a pass that chose its positions
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class Generation:
         does not choose among its candidates."""
         if self._logits is None:
             return found
-        rows = torch.arange(len(found)) if step.choice is None else step.choice.column[0, : len(found)]
+        rows = torch.arange(len(found)) if step.candidates is None else step.candidates.column[0, : len(found)]
         logits = self._logits.flatten(0, -2)[rows.to(self._logits.device)].float()
         logits[:, self.lm.system.mask_id] = float("-inf")
         log_p = logits.log_softmax(-1)
