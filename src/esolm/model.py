@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from .core.draw import BadLogits
 from .core.order import Schedule
@@ -26,7 +25,7 @@ from .likelihood.orders import LogProb
 from .net.native.engine import fold_for
 from .net.protocol import Network
 from .runtime import machine
-from .sampling.events import Event, Samples, Speculation, tally, until
+from .sampling.events import Event, Samples, Work, costs, until
 from .sampling.options import SamplingOptions
 from .sampling.request import Request, Step
 from .storage.models import read_model
@@ -328,22 +327,20 @@ class LanguageModel:
 
 def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Samples:
     """Run a stream to its end. cut: the text ends at the first end-of-sequence token that was generated."""
-    passes, last, seconds, speculative = 0, dict[int, Event](), 0.0, False
-    work: dict[int, Tensor] = {}
+    passes, last, seconds, work = 0, dict[int, Event](), 0.0, dict[int, Work]()
     for event in events:
         last[event.first] = event
         passes += event.committed.drawn.shape[1] > 0
-        work[event.first] = tally(event.committed) + work.get(event.first, 0)
+        work.setdefault(event.first, Work()).add(event.committed)
         seconds += event.seconds
-        speculative |= event.committed.drafts is not None
     texts, tokens, steps = [], [], []
-    for event in last.values():
+    for event, done in zip(last.values(), work.values(), strict=True):
         schedule = event.schedule
         for row, ids in enumerate(event.tokens.tolist()):
             ids = ids[: int(schedule.lengths[row])]
             tokens.append(ids)
-            steps.append(schedule.steps(row))
+            steps.append(schedule.steps(row) if done.steps is None else done.steps[row])
             drawn = set(schedule.free(row))
             texts.append(lm.tokenizer.decode(until(ids, lm.tokenizer.eos_id, drawn) if cut else ids))
-    nfe, *tried = torch.cat(list(work.values())).T.tolist()
-    return Samples(texts, tokens, nfe, passes, steps, seconds, Speculation(*tried) if speculative else None)
+    nfe, speculation, fed = costs(list(work.values()))
+    return Samples(texts, tokens, nfe, passes, steps, seconds, speculation, fed)

@@ -15,6 +15,7 @@ import torch
 from esolm.data.tokenizer import tokenizer
 from esolm.model import LanguageModel, Row
 from esolm.sampling.options import SamplingOptions
+from esolm.serving.options import UNSERVED
 from support import foreign, toy
 
 BYTES = tokenizer("bytes")
@@ -57,9 +58,12 @@ def random_options(lm: LanguageModel, rng: random.Random, length: int) -> Sampli
         "parallelism": rng.randint(1, 5),
         "order": rng.sample(range(length), length),
         "window": rng.randint(1, 6),
+        "confidence": rng.choice(["probability", "entropy", "margin"]),
+        "tau": rng.choice([0.02, 0.2, 0.9]),
+        "block_length": rng.randint(1, 9),
     }
     sampler = rng.choice([s for s in lm.system.samplers if not (s == "speculative" and lm.system.name != "esolm")])
-    taken = [o for o in lm.system.samplers[sampler] if rng.random() < 0.5]
+    taken = [o for o in lm.system.samplers[sampler] if o not in UNSERVED and rng.random() < 0.5]
     taken += {"order": ["order"], "block": ["parallelism"]}.get(sampler, [])
     if sampler == "speculative" and "order" in taken:
         taken = [o for o in taken if o != "alpha_0"]

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esolm.core.visibility import HIDDEN, Visibility, causal
-from esolm.net.cache import KVCache
+from esolm.core.visibility import HIDDEN, Visibility, causal, full, hide
+from esolm.net.cache import KVCache, PositionCache
 from support import toy
 
 CPU = torch.device("cpu")
@@ -159,3 +159,31 @@ def test_commit_before_place() -> None:
     cache.commit(2)
     with pytest.raises(AssertionError, match="commit before place"):
         cache.commit(1)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_slot_for_each_position(in_place: bool) -> None:
+    """The fed positions are replaced, and nothing else; a pass sees the new ones once and the others as they are."""
+    valid = torch.tensor([[True] * 5, [True] * 4 + [False]])
+    cache = PositionCache(new_cache(2, 10), valid)
+    cache.begin(torch.arange(5).expand(2, -1), first=0)
+    cache.slots.place(hide(full(5), valid))
+    for layer in range(LAYERS):
+        cache.slots.extend(layer, keys_of(1, 2, 5), keys_of(1, 2, 5))
+    cache.keep()
+    before = [t[:, :, :5].clone() for t in (*cache.slots.keys, *cache.slots.values)]
+    at = torch.tensor([[3, 4], [3, 4]] if in_place else [[1, 3], [2, 5]])  # 5 is padding
+    real = torch.tensor([[True, True], [True, False]])
+    cache.begin(at, first=3 if in_place else None)
+    seen = cache.slots.place(hide(full(2), real))[:, 0, 0]
+    assert seen.sum(1).tolist() == [5, 4]  # each valid position once
+    for layer in range(LAYERS):
+        cache.slots.extend(layer, keys_of(50, 2, 2), keys_of(50, 2, 2))
+    cache.keep()
+    new = keys_of(50, 2, 2)
+    for was, now in zip(before, (*cache.slots.keys, *cache.slots.values), strict=True):
+        for row in range(2):
+            for position in range(4):
+                column = at[row].tolist().index(position) if position in at[row].tolist() else None
+                expected = was[row, :, position] if column is None else new[row, :, column]
+                assert torch.equal(now[row, :, position], expected)

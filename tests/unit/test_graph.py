@@ -111,7 +111,12 @@ def test_samples_are_those_of_the_folded_network(label: str, name: str, options:
 @pytest.mark.parametrize("shape", toy.FAMILIES)
 @pytest.mark.parametrize(
     "sampler",
-    [{"sampler": "speculative"}, {"sampler": "block", "parallelism": 2}, {"sampler": "left_to_right"}],
+    [
+        {"sampler": "speculative"},
+        {"sampler": "block", "parallelism": 2},
+        {"sampler": "left_to_right"},
+        {"sampler": "threshold", "tau": 0.5, "window": 3},
+    ],
     ids=str,
 )
 def test_other_samplers(sampler: dict[str, Any], shape: str) -> None:
@@ -120,6 +125,17 @@ def test_other_samplers(sampler: dict[str, Any], shape: str) -> None:
     for seed in range(4):
         asked = request([1, 1, 1], **sampler)
         assert same(draw(graphs, system, asked, seed), draw(net, system, asked, seed))
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual", "delayed", "frozen"])
+def test_approximate_caches(cache: str) -> None:
+    """Their slots are moved after a replayed pass too."""
+    system = toy.make("mdlm", V - 1)
+    net, graphs, recorder = made()
+    for seed in range(3):
+        asked = request([1, 4, 0], sampler="threshold", tau=0.5, block_length=3, cache=cache)
+        assert same(draw(graphs, system, asked, seed), draw(net, system, asked, seed))
+    assert recorder.tapes
 
 
 def test_one_recording_for_each_shape_that_comes_twice() -> None:

@@ -28,9 +28,14 @@ def test_samplers_name_only_options_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("alpha_0", 1.5), ("num_steps", 0), ("parallelism", 0), ("window", 0), ("batch_size", 0)]
-)
-def test_impossible_values_are_refused(name: str, value: float) -> None:
+    ("name", "value"),
+    [
+        ("alpha_0", 1.5), ("num_steps", 0), ("parallelism", 0), ("window", 0), ("batch_size", 0), ("tau", 1.1),
+        ("tau", -0.1), ("tau", float("nan")), ("block_length", 0), ("refresh", 0), ("confidence", "sure"),
+        ("cache", "yes"), ("freeze", "now"),
+    ],
+)  # fmt: skip
+def test_impossible_values_are_refused(name: str, value: float | str) -> None:
     with pytest.raises(ValueError, match=name):
         SamplingOptions(**{name: value})  # type: ignore[arg-type]
 

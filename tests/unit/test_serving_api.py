@@ -80,9 +80,24 @@ def test_our_own_options_stand_beside_openais(client):
     more = {"sampler": "speculative", "window": 3, "alpha_0": 0.0}
     found = client.completions.create(model="toy", prompt="abc", max_tokens=8, seed=1, extra_body=more)
     assert found.choices[0].text == expected("abc", 11, seed=1, **more)
+    more = {"sampler": "threshold", "tau": 0.02, "confidence": "entropy", "window": 40}
+    found = client.completions.create(model="toy", prompt="abc", max_tokens=8, seed=1, extra_body=more)
+    assert found.choices[0].text == expected("abc", 11, seed=1, **more)
     more = {"num_steps": 4, "alpha_0": 1.0}
     found = client.completions.create(model="toy", prompt="abc", max_tokens=8, seed=1, extra_body=more)
     assert found.choices[0].text == expected("abc", 11, seed=1, **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("cache", "dual"), ("refresh", 2), ("freeze", "last_pass"), ("confidence", "sure"), ("tau", 2)]
+)
+def test_what_cannot_be_served_is_named(http, name, value):
+    body = {"prompt": "abc", "max_tokens": 4, "sampler": "threshold", name: value}
+    found = http.post("/v1/completions", json=body)
+    assert found.status_code == 400
+    assert name in found.text
+    samplers = http.get("/v1/models").json()["data"][0]["samplers"]
+    assert not {"cache", "refresh", "freeze"} & {option for taken in samplers.values() for option in taken}
 
 
 def test_the_text_between_prompt_and_suffix(client):

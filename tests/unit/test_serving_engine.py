@@ -169,7 +169,8 @@ def test_log_probabilities_are_those_of_the_tokens(name):
     lm = served.model(name)
     engine = Engine(lm)
     samplers = [s for s in lm.system.samplers if s not in ("order", "block")]
-    samplers = [s for s in samplers if not (s == "speculative" and name == "esolm-A")]
+    only_b = ("speculative", "confidence", "threshold")
+    samplers = [s for s in samplers if not (s in only_b and name == "esolm-A")]
     some = [engine.generation(row(), SamplingOptions(sampler=s, temperature=0.0), top_logprobs=2) for s in samplers]
     engine.submit(*some)
     engine.finish()
@@ -180,6 +181,14 @@ def test_log_probabilities_are_those_of_the_tokens(name):
             assert chosen.logprob == chosen.top[0][1] < 0
             assert len(chosen.top) == 2
             assert chosen.top[0][1] >= chosen.top[1][1]
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual", "delayed", "frozen"])
+def test_approximate_caches_are_refused_by_name(cache):
+    engine = Engine(served.model("mdlm"))
+    with pytest.raises(ValueError, match=f"cache {cache}"):
+        engine.generation(row(), SamplingOptions(sampler="threshold", cache=cache))
+    engine.generation(row(), SamplingOptions(sampler="threshold", cache="none"))
 
 
 def test_the_thread_serves_several_clients_and_stops_when_all_is_done():

@@ -20,6 +20,7 @@ NAMES = {
     "likelihood": "all conditionals of an order in one pass, against a plain forward pass and against L passes",
     "start": "a new process from the shell to its first sample, by phase",
     "speculative": "passes, acceptance and time of speculative sampling, against one token at a time",
+    "caches": "approximate caches of MDLM against no cache, beside the exact cache of an Eso-LM",
     "points": "passes and seconds of samples of trained models under several settings",
     "machine": "matrix products and memory reads: the limits of this machine",
 }

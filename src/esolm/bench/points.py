@@ -10,7 +10,9 @@ from .report import table
 from .timing import interleaved, summary
 
 OPTIONS: dict[str, Callable[[str], Any]] = {
-    "alpha_0": float, "num_steps": int, "sampler": str, "parallelism": int, "window": int, "length": int
+    "alpha_0": float, "num_steps": int, "sampler": str, "parallelism": int, "window": int, "length": int, "tau": float,
+    "confidence": str, "block_length": int, "cache": str, "refresh": int, "freeze": str, "temperature": float,
+    "top_p": float,
 }  # fmt: skip
 
 
@@ -35,7 +37,7 @@ def run(points: list[str], batch: int = 1, rounds: int = 5, which: str = "best")
     """Measure passes and seconds of a sample under several settings, each setting once per round.
 
     Args:
-        points: the settings, each as "RUN alpha_0=0.5 num_steps=32"; also sampler, parallelism, window and length.
+        points: the settings, each as "RUN alpha_0=0.5 num_steps=32"; also length and the other sampling options.
         batch: samples per batch.
         rounds: timed batches of each setting.
         which: checkpoint of each run, best or last.

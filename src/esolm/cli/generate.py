@@ -181,7 +181,8 @@ def joined(parts: list[Samples], seconds: float) -> Samples:
     tried = [part.speculation for part in parts if part.speculation is not None]
     names = [field.name for field in dataclasses.fields(Speculation)]
     speculation = Speculation(**{name: chain(name, tried) for name in names}) if tried else None
-    return Samples(**rows, passes=sum(p.passes for p in parts), seconds=seconds, speculation=speculation)
+    fed = None if any(part.fed is None for part in parts) else chain("fed", parts)
+    return Samples(**rows, passes=sum(p.passes for p in parts), seconds=seconds, speculation=speculation, fed=fed)
 
 
 def records(lm: LanguageModel, job: Job, samples: Samples, first: int) -> Iterator[dict[str, Any]]:
@@ -255,8 +256,9 @@ def deliver(samples: Samples, options: Mapping[str, Any]) -> None:
         return
     made = dataclasses.asdict(samples)
     made["schedule"] = made.pop("steps")
-    if samples.speculation is None:
-        made.pop("speculation")
+    for name in ("speculation", "fed"):
+        if made[name] is None:
+            made.pop(name)
     request = {name: value for name, value in options.items() if name not in DELIVERY}
     print(json.dumps({**made, "seed": options["seed"], "request": request}))
 

@@ -239,3 +239,13 @@ def user_order(
     group = torch.where(group == MASKED, CLEAN, group)
     step = torch.where(group == CLEAN, inverse(sigma).double(), 0.0)
     return _schedule(group, u, step, given_u)
+
+
+def counted(given: Tensor, valid: Tensor, rng: Randomness, step: Tensor, given_order: str = "ascending") -> Schedule:
+    """Position i in step[:, i], int [B, L], ascending inside a step; given positions and padding have none.
+
+    Samplers that choose positions as they go take the sizes of their steps from it, and not the positions.
+    """
+    position, _, given_u, group = _prepare(given, valid, rng, given_order)
+    step = torch.where(group == MASKED, step.double(), 0.0)
+    return _schedule(torch.where(group == MASKED, CLEAN, group), position, step, given_u)

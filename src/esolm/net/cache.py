@@ -1,4 +1,4 @@
-"""The KV cache: keys and values of committed tokens, owned by the caller.
+"""The KV cache: keys and values of committed tokens, owned by the caller; and one with a slot for each position.
 
 Shapes: B batch, H heads, C capacity, N new slots, S slots in use, D head width.
 """
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..core.visibility import HIDDEN, Visibility
 
@@ -126,6 +127,47 @@ class KVCache:
         self.lengths = self.lengths + count
         self.extent = end
         self._new = None
+
+    def restore(self, ranks: Tensor) -> None:
+        """Commit the first S slots of every row, whatever they hold, with these ranks, int [B, S]."""
+        self.extent, self.even, self.shared = ranks.shape[1], True, False
+        self.ranks[:, : self.extent] = ranks
+        self.lengths = torch.full_like(self.lengths, self.extent)
+
+
+class PositionCache:
+    """A cache whose slot i holds position i: a pass replaces the keys and values of the positions that it feeds.
+
+    New ones are written behind all positions and moved to their places afterwards, so that every engine can do it.
+    """
+
+    def __init__(self, slots: KVCache, valid: Tensor) -> None:
+        """slots: room for twice as many slots as positions. valid: bool [B, L]; the others are never seen."""
+        self.slots, self.length = slots, valid.shape[1]
+        self.rank = torch.where(valid, 0, HIDDEN)
+        self._moved: Tensor | None = None
+
+    def begin(self, position: Tensor, first: int | None = None) -> None:
+        """Prepare a pass over these positions, int [B, N], padded with L; it must not see their old keys and values.
+
+        first: every row feeds the positions from `first` on, which are then overwritten in place.
+        """
+        self._moved = position if first is None else None
+        if first is not None:
+            self.slots.restore(self.rank[:, :first])
+            return
+        old = F.pad(self.rank, (0, 1)).scatter(1, position, HIDDEN)
+        self.slots.restore(old[:, : self.length])
+
+    def keep(self) -> None:
+        """Keep the keys and values of the pass."""
+        if self._moved is None:
+            return
+        end = self.length + self._moved.shape[1]
+        slot = self._moved[:, None, :, None]
+        for t in (*self.slots.keys, *self.slots.values):
+            new = t[:, :, self.length : end].clone()
+            t.scatter_(2, slot.expand_as(new), new)
 
 
 class Window(NamedTuple):

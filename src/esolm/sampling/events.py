@@ -5,7 +5,7 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,6 +53,7 @@ class Samples:
     steps: list[list[list[int]]]  # the schedule of each row: the positions of each step
     seconds: float
     speculation: Speculation | None = None  # of sampler speculative
+    fed: list[list[int]] | None = None  # of samplers confidence and threshold: positions fed at each step of each row
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -67,6 +68,43 @@ def until(ids: list[int], end: int | None, drawn: Container[int] | None = None) 
     """The tokens before the first end token; of those at drawn positions, if these are given."""
     ends = (i for i, token in enumerate(ids) if token == end and (drawn is None or i in drawn))
     return ids[: next(ends, None)]
+
+
+class Work:
+    """What the passes of one batch did: counts for each row, and of samplers that choose positions, their choices."""
+
+    def __init__(self) -> None:
+        self.counts: Tensor | None = None  # int [B, 5]
+        self.speculative = False
+        self.steps: list[list[list[int]]] | None = None
+        self.fed: list[list[int]] | None = None
+
+    def add(self, step: Step) -> None:
+        """Add one pass."""
+        counts = tally(step)
+        self.counts = counts if self.counts is None else self.counts + counts
+        self.speculative |= step.drafts is not None
+        if step.candidates is None:
+            return
+        if self.steps is None or self.fed is None:
+            self.steps, self.fed = [[] for _ in counts], [[] for _ in counts]
+        for row, fed in enumerate(step.candidates.fed.tolist()):
+            if fed:
+                self.steps[row].append(step.position[row][step.drawn[row]].tolist())
+                self.fed[row].append(fed)
+
+
+def costs(work: Sequence[Work]) -> tuple[list[int], Speculation | None, list[list[int]] | None]:
+    """`nfe`, `speculation` and `fed` of the samples of all batches."""
+    counts = [each.counts for each in work if each.counts is not None]
+    nfe, *tried = torch.cat(counts).T.tolist()
+    speculation = Speculation(*tried) if any(each.speculative for each in work) else None
+    if all(each.fed is None for each in work):
+        return nfe, speculation, None
+    found = list[list[int]]()
+    for each, rows in zip(work, counts, strict=True):  # a batch in which everything is given has no counts
+        found += [[] for _ in rows] if each.fed is None else each.fed
+    return nfe, speculation, found
 
 
 def tally(step: Step) -> Tensor:

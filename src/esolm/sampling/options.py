@@ -9,8 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-OF_SOME_SAMPLERS = ("alpha_0", "num_steps", "parallelism", "order", "window")
+OF_SOME_SAMPLERS = (
+    "alpha_0", "num_steps", "parallelism", "order", "window", "confidence", "tau", "block_length", "cache", "refresh",
+    "freeze",
+)  # fmt: skip
 """Options that only some samplers take; a system lists them in `System.samplers`."""
+
+CHOICES = {
+    "confidence": ("probability", "entropy", "margin"),
+    "cache": ("none", "prefix", "dual", "delayed", "frozen"),
+    "freeze": ("next_pass", "last_pass"),
+}
+"""Options that take one of several names."""
 
 
 @dataclass(frozen=True)
@@ -18,17 +28,36 @@ class SamplingOptions:
     """How to sample. Null leaves the choice to the system."""
 
     sampler: str | None = None
-    """ancestral, first_hitting, block, left_to_right, order or speculative, as far as the system has them."""
+    """ancestral, first_hitting, block, left_to_right, order, speculative, confidence or threshold, as far as the system
+    has them."""
     alpha_0: float | None = None
     """Share of the tokens that diffusion generates; null is the share the model was trained with."""
     num_steps: int | None = None
-    """Diffusion steps T; null draws one token at a time."""
+    """Steps T, of diffusion or of the sampler confidence; null draws one token at a time."""
     parallelism: int | None = None
     """Sampler block: tokens drawn together."""
     order: Sequence[int] | None = None
     """Samplers order and speculative: all positions in turn, as in 2,0,1."""
     window: int | None = None
-    """Sampler speculative: tokens drafted ahead of a pass; null adapts it."""
+    """Sampler speculative: tokens drafted ahead of a pass; null adapts it. Samplers confidence and threshold of esolm:
+    undecided positions, from the left, that a pass may choose from; null takes all."""
+    confidence: Literal["probability", "entropy", "margin"] | None = None
+    """Samplers confidence and threshold: probability of the drawn token (null), exp(-entropy) of its distribution, or
+    probability of the likeliest token minus that of the second."""
+    tau: float | None = None
+    """Sampler threshold: every token of at least this confidence is kept; null is 0.9."""
+    block_length: int | None = None
+    """Samplers confidence and threshold of mdlm: positions are denoised in blocks of this length, from left to right;
+    null is one block."""
+    cache: Literal["none", "prefix", "dual", "delayed", "frozen"] | None = None
+    """Approximate KV cache of mdlm: none (null), prefix and dual (Fast-dLLM), delayed (dKV-Cache) or frozen
+    (FreeCache)."""
+    refresh: int | None = None
+    """Passes from one full pass to the next: of a block with cache prefix, dual (null: only its first) and delayed
+    (null: 8), of the sample with cache frozen (null: only its first)."""
+    freeze: Literal["next_pass", "last_pass"] | None = None
+    """Cache frozen: keys and values of a block are kept from the pass after its last tokens (null), or, as FreeCache
+    does, from the pass that draws them, where they are still masks."""
     given_order: Literal["ascending", "random"] = "ascending"
     """Order among the given tokens."""
     temperature: float = 1.0
@@ -45,10 +74,16 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         if self.alpha_0 is not None and not 0 <= self.alpha_0 <= 1:
             raise ValueError(f"alpha_0 is {self.alpha_0}; it must be between 0 and 1")
-        for name in ("num_steps", "parallelism", "window", "batch_size"):
+        if self.tau is not None and not 0 <= self.tau <= 1:
+            raise ValueError(f"tau is {self.tau}; it must be between 0 and 1")
+        for name in ("num_steps", "parallelism", "window", "batch_size", "block_length", "refresh"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -60,6 +95,12 @@ class SamplingKeywords(TypedDict, total=False):
     parallelism: int | None
     order: Sequence[int] | None
     window: int | None
+    confidence: Literal["probability", "entropy", "margin"] | None
+    tau: float | None
+    block_length: int | None
+    cache: Literal["none", "prefix", "dual", "delayed", "frozen"] | None
+    refresh: int | None
+    freeze: Literal["next_pass", "last_pass"] | None
     given_order: Literal["ascending", "random"]
     temperature: float
     top_p: float

@@ -27,6 +27,17 @@ class Drafts(NamedTuple):
     fed: Tensor  # int [B]: tokens and masks of the row in this pass
 
 
+class Candidates(NamedTuple):
+    """What a pass of a sampler that chooses positions by confidence considered. The tokens of its step come in falling
+    confidence."""
+
+    position: Tensor  # int [B, C]: the candidates of each row, ascending
+    asked: Tensor  # bool [B, C]; False is padding. Row by row, the asked ones are the rows of the pass's logits
+    confidence: Tensor  # float [B, C], on the CPU; -inf at padding
+    column: Tensor  # int [B, m]: the candidate that each token of the step was
+    fed: Tensor  # int [B]: positions of the row that the pass fed
+
+
 class Step(NamedTuple):
     """The tokens that one pass committed."""
 
@@ -34,6 +45,7 @@ class Step(NamedTuple):
     token: Tensor  # int [B, m]
     drawn: Tensor  # bool [B, m]; False is padding, in rows that commit fewer
     drafts: Drafts | None = None  # of a speculative pass
+    candidates: Candidates | None = None  # of a pass that chose its positions
     fed: Tensor | None = None  # bool [B]: rows that needed this pass; None: those that committed a token
 
     @property

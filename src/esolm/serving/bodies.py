@@ -35,13 +35,17 @@ class SamplingBody(BaseModel):
     num_steps: Annotated[StrictInt, Field(ge=1, le=2**20)] | None = None
     parallelism: Annotated[StrictInt, Field(ge=1, le=2**20)] | None = None
     window: Annotated[StrictInt, Field(ge=1)] | None = None
+    confidence: StrictStr | None = None
+    tau: Annotated[Number, Field(ge=0, le=1)] | None = None
+    block_length: Annotated[StrictInt, Field(ge=1, le=2**20)] | None = None
+    cache: StrictStr | None = None
     order: TokenIds | None = None
     given_order: Literal["ascending", "random"] | None = None
 
     def sampling_options(self, seed: int) -> SamplingOptions:
         """The options as the library takes them; what is left out has its default."""
-        names = ("sampler", "alpha_0", "num_steps", "parallelism", "order", "window", "given_order", "temperature")
-        values = {name: getattr(self, name) for name in (*names, "top_p", "top_k")}
+        fields = SamplingOptions.__dataclass_fields__.keys() & type(self).model_fields.keys() - {"seed"}
+        values = {name: getattr(self, name) for name in fields}
         return SamplingOptions(**{name: value for name, value in values.items() if value is not None}, seed=seed)
 
 

@@ -58,8 +58,10 @@ class Engine:
         """A request that this engine can run; raises ValueError for one that it cannot."""
         if len(row) > self.max_length:
             raise ValueError(f"{len(row)} tokens with what is to be generated; at most {self.max_length} are allowed")
-        if options.window is not None and options.window >= SLACK:
+        if options.sampler == "speculative" and options.window is not None and options.window >= SLACK:
             raise ValueError(f"window is {options.window}; it must be below {SLACK}")
+        if options.cache not in (None, "none"):
+            raise ValueError(f"cache {options.cache} cannot be served, because requests share a KV pool: leave it out")
         return Generation(self.lm, row, options, *index, **more)
 
     def submit(self, *some: Generation) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UNSERVED = ("cache", "refresh", "freeze")
+"""Sampling options that the engine does not offer: approximate caches overwrite slots, which its KV pool cannot."""
+
 
 @dataclass(frozen=True)
 class EngineOptions:

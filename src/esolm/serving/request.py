@@ -128,7 +128,7 @@ class Generation:
         positions, tokens = step.position[0].tolist(), step.token[0].tolist()
         found = [Chosen(positions[c], tokens[c]) for c in columns if self.tokens[positions[c]] != tokens[c]]
         if self.top_logprobs is not None and not isinstance(self.schedule, Chain):
-            found = self._with_logprobs(found, self.top_logprobs)
+            found = self._with_logprobs(found, self.top_logprobs, step)
         for each in found:
             self.tokens[each.position] = each.token
             self.chosen[each.position] = each
@@ -137,11 +137,13 @@ class Generation:
         if self.listen is not None and found:
             self.listen(self, found)
 
-    def _with_logprobs(self, found: list[Chosen], most: int) -> list[Chosen]:
-        """The first rows of a pass's logits are those of the tokens that it commits, in their order: in every loop."""
+    def _with_logprobs(self, found: list[Chosen], most: int, step: Step) -> list[Chosen]:
+        """The first rows of a pass's logits are those of the tokens that it commits, in their order: in every loop that
+        does not choose among its candidates."""
         if self._logits is None:
             return found
-        logits = self._logits.flatten(0, -2)[: len(found)].float()
+        rows = torch.arange(len(found)) if step.candidates is None else step.candidates.column[0, : len(found)]
+        logits = self._logits.flatten(0, -2)[rows.to(self._logits.device)].float()
         logits[:, self.lm.system.mask_id] = float("-inf")
         log_p = logits.log_softmax(-1)
         values, ids = (t.tolist() for t in log_p.topk(min(most, log_p.shape[1] - 1)))

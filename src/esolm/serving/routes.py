@@ -23,7 +23,7 @@ from . import api, bodies
 from .api import Server
 from .choices import pieces
 from .engine import Engine
-from .options import ServerOptions
+from .options import UNSERVED, ServerOptions
 from .replies import ApiError
 from .scheduler import QueueFull, Stopping
 from .scores import score
@@ -166,7 +166,7 @@ def _other_routes(app: FastAPI, server: Server) -> None:
     async def models() -> dict[str, Any]:
         """The one model of this server, with what it can do."""
         system = lm.system
-        samplers = {name: list(taken) for name, taken in system.samplers.items()}
+        samplers = {name: [o for o in taken if o not in UNSERVED] for name, taken in system.samplers.items()}
         about = {"system": system.name, "samplers": samplers, "max_length": engine.max_length}
         about |= {"block_size": system.block_size, "eos_id": lm.tokenizer.eos_id}
         own = {"id": server.options.name, "object": "model", "created": server.created, "owned_by": "esolm"}

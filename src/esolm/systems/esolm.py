@@ -33,6 +33,8 @@ from ..net.denoiser import Rows
 from ..net.head import Score
 from ..net.packed import Call, together
 from ..net.protocol import Forward, Network
+from ..sampling import confidence
+from ..sampling.dynamic import dynamic
 from ..sampling.loops import Chooser, any_order_plan, ordered, prefix_ordered
 from ..sampling.passes import without_start
 from ..sampling.request import Request, Step
@@ -84,6 +86,8 @@ class EsoLM(AnyOrder):
         "left_to_right": (),
         "order": ("order",),
         "speculative": ("alpha_0", "order", "window"),
+        "confidence": ("num_steps", "confidence", "window"),
+        "threshold": ("tau", "confidence", "window"),
     }
 
     def __post_init__(self) -> None:
@@ -270,8 +274,11 @@ class EsoLM(AnyOrder):
                 )
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
-        if request.options.sampler == "speculative" and self.variant == "A":
-            raise ValueError("sampler speculative needs variant B: in variant A a new token changes what was checked")
+        sampler = request.options.sampler
+        if sampler in ("speculative", *confidence.SAMPLERS) and self.variant == "A":
+            raise ValueError(f"sampler {sampler} needs variant B: in variant A a new token changes the ones before it")
+        if sampler in confidence.SAMPLERS:
+            return confidence.plan(self.name, self.samplers, request, rng)
         return any_order_plan(self.name, self.samplers, request, rng, self.alpha_0)
 
     def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
@@ -280,8 +287,11 @@ class EsoLM(AnyOrder):
         if self.shift:
             choose, x = dataclasses.replace(choose, prepended=1), F.pad(x, (1, 0), value=self.start_id)
             schedule = prepend_to_schedule(schedule)
-        if request.options.sampler == "speculative":
-            steps = speculative(net, x, schedule, choose, request.options.window, self.shift)
+        options = request.options
+        if options.sampler == "speculative":
+            steps = speculative(net, x, schedule, choose, options.window, self.shift)
+        elif options.sampler in confidence.SAMPLERS:
+            steps = dynamic(net, x, schedule, choose, confidence.Rule.of(options), options.window, self.shift)
         else:
             loop = ordered if self.variant == "B" else prefix_ordered
             steps = loop(net, x, schedule, choose, self.loss == "any_order", shift=self.shift)

@@ -24,6 +24,8 @@ from ..net.conditionals import bidirectional_nats, place_nats
 from ..net.denoiser import Rows
 from ..net.head import Score
 from ..net.protocol import Forward, Network
+from ..sampling import confidence
+from ..sampling.approximate import passes_of
 from ..sampling.loops import Chooser, any_order_plan, bidirectional
 from ..sampling.request import Request, Step
 from . import AnyOrder
@@ -43,6 +45,8 @@ class MDLM(AnyOrder):
         "first_hitting": (),
         "block": ("parallelism",),
         "order": ("order",),
+        "confidence": ("num_steps", "confidence", "block_length", "cache", "refresh", "freeze"),
+        "threshold": ("tau", "confidence", "block_length", "cache", "refresh", "freeze"),
     }
     any_order = True
     order_alpha_0 = 1.0
@@ -79,11 +83,17 @@ class MDLM(AnyOrder):
         return [Term("diffusion", place_nats(nats, masked, position.expand_as(x), length), scored)]
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
+        if request.options.sampler in confidence.SAMPLERS:
+            return confidence.plan(self.name, self.samplers, request, rng)
         return any_order_plan(self.name, self.samplers, request, rng, alpha_0=1.0)
 
     def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
-        """Every step runs the whole sequence: bidirectional attention has no cache."""
-        choose = Chooser.of(request, rng, self.mask_id)
+        """Every step runs the whole sequence, unless an approximate cache is requested: attention is bidirectional."""
+        choose, options = Chooser.of(request, rng, self.mask_id), request.options
+        if options.sampler in confidence.SAMPLERS:
+            passes = passes_of(net, request.valid, options)
+            rule = confidence.Rule.of(options)
+            return confidence.unmask(passes, request.x, schedule, choose, rule, options.block_length)
         return bidirectional(net, request.x, request.valid, schedule, choose)
 
     def logits(self, net: Forward, batch: Batch, sigma: Tensor | None = None) -> Tensor:
