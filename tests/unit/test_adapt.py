@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from esolm import cli
 from esolm.core.batch import Batch
@@ -84,6 +86,19 @@ def test_a_run(model: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFi
     assert len(json.loads(capsys.readouterr().out)["texts"]) == 2
 
 
+def test_a_preset(model: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["adapt", str(model), str(tmp_path / "run"), "--data", str(data), "--print_config"]
+    found = []
+    for more in ([], ["--preset", "adapt"], ["--preset=adapt-smollm2-135m", "--optim.lr=0.5"]):
+        assert cli.main([*words, *more]) == 0
+        found.append(yaml.safe_load(capsys.readouterr().out))
+    assert found[0] == found[1]
+    small = found[2]
+    assert (small["steps"], small["optim"]["lr"], small["init"]) == (8000, 0.5, str(model))
+    assert cli.main([*words, "--preset", "adapts"]) == 2
+    assert "adapt-smollm2-135m" in capsys.readouterr().err
+
+
 def test_resuming_changes_no_bit(model: Path, tmp_path: Path, data: Path) -> None:
     assert adapt(model, tmp_path / "whole", data) == 0
     assert adapt(model, tmp_path / "parts", data, "--optim.schedule=constant") == 0
@@ -91,6 +106,37 @@ def test_resuming_changes_no_bit(model: Path, tmp_path: Path, data: Path) -> Non
     assert adapt(model, tmp_path / "one", data, "--optim.schedule=constant") == 0
     one, two = (read_model(tmp_path / name, "model", "last").net.state_dict() for name in ("parts", "one"))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_distillation(model: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It resumes exactly, weight 0 changes nothing, and it needs a model and shifted queries."""
+    options = ("--distill.weight=2", "--optim.schedule=constant", "--log_every=1")
+    assert adapt(model, tmp_path / "whole", data, *options) == 0
+    assert adapt(model, tmp_path / "parts", data, *options, "--steps=2") == 0
+    assert adapt(model, tmp_path / "parts", data, *options) == 0
+    assert adapt(model, tmp_path / "plain", data, "--optim.schedule=constant") == 0
+    assert adapt(model, tmp_path / "zero", data, "--optim.schedule=constant", "--distill.weight=0") == 0
+    names = ("whole", "parts", "plain", "zero")
+    whole, parts, plain, zero = (read_model(tmp_path / name, "model", "last").net.state_dict() for name in names)
+    assert all(torch.equal(whole[name], parts[name]) and torch.equal(plain[name], zero[name]) for name in whole)
+    assert any(not torch.equal(whole[name], plain[name]) for name in whole)
+    records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    kl = [record["terms"]["distill"] for record in records if "terms" in record]
+    assert len(kl) == 4
+    assert 0 <= kl[0] < 1e-6 < kl[-1]
+    assert {"distill", "any_order"} == set(records[0]["terms"])
+    assert all("distill" not in record["validation"]["terms"] for record in records if "validation" in record)
+    assert adapt(model, tmp_path / "parts", data, "--optim.schedule=constant", "--steps=9", "--distill.weight=1") == 2
+    assert "distill.weight" in capsys.readouterr().err
+    assert (
+        adapt(model, tmp_path / "mask", data, "--distill.weight=1", "--system.query=mask", "--system.first=mask") == 2
+    )
+    assert "query shift" in capsys.readouterr().err
+    run = ["--run", str(tmp_path / "scratch"), "--data", str(data)]
+    assert cli.main(["train", "adapt", "--distill.weight=1", *run]) == 2
+    assert "--init" in capsys.readouterr().err
+    shutil.move(model, tmp_path / "gone")
+    assert adapt(model, tmp_path / "parts", data, *options, "--steps=9") == 2  # the teacher is gone
 
 
 def test_checkpoints_of_others_are_named(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ Shapes: L length, V vocabulary.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,46 +14,54 @@ from torch import Tensor
 
 from ..core.batch import Batch
 from ..core.randomness import Randomness
-from ..core.visibility import Packed, Visibility, sorted_two_stream
+from ..core.terms import token_nats
+from ..core.visibility import Packed, Visibility
 from ..data import Loader
 from ..model import load
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.head import Score
 from ..net.protocol import Network, trainable
-from ..systems import System
+from ..systems import System, as_any_order
 from .latency import networks
 from .report import named, table
 
 
-def log_probabilities(net: Network, system: System, x: Tensor, sigma: Tensor) -> Tensor:
-    """Return the log probabilities of each position of the order given those before it, [L, V]; x [1, L].
+def log_probabilities(net: Network, system: System, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log probabilities of each position given those before it in the order, [L, V], and its token, [L].
 
-    A system that is left to right has one order, whatever sigma is.
+    x [1, L]. The rows are in the order in which the system computes them. A system that is left to right has one order,
+    whatever sigma is. Raises ValueError if the system has no order.
     """
-    length, mask_id = x.shape[1], system.mask_id
-    if system.exact:
-        logits = system.logits(partial(_cached, net), Batch(x))[0].double()
-    else:
-        tokens, position = torch.cat([torch.full_like(x, mask_id), x.gather(1, sigma)], 1), sigma.repeat(1, 2)
-        out = Rows(slice(0, length))
-        logits = _cached(net, tokens, position, sorted_two_stream(length, length), out=out)[0].double()
-    logits[:, mask_id] = float("-inf")
-    return logits.log_softmax(-1)
+    seen = _Logits(net)
+    as_any_order(system).order_nats(seen, Batch(x), sigma)
+    logits = torch.cat(seen.logits).double()
+    logits[:, system.mask_id] = float("-inf")
+    return logits.log_softmax(-1), torch.cat(seen.targets)
 
 
-def _cached(
-    net: Network,
-    tokens: Tensor,
-    position: Tensor,
-    visibility: Visibility | Packed,
-    time: Tensor | None = None,
-    cache: KVCache | None = None,
-    out: Rows | None = None,
-    score: Score | None = None,
-) -> Tensor:
-    """The call with an empty cache, which makes it a native pass."""
-    return net(tokens, position, visibility, time, net.new_cache(*tokens.shape[:2]), out, score)
+class _Logits:
+    """Calls a network that is asked for nats, and keeps the logits behind them and their targets."""
+
+    def __init__(self, net: Network) -> None:
+        self.net, self.logits, self.targets = net, list[Tensor](), list[Tensor]()
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        visibility: Visibility | Packed,
+        time: Tensor | None = None,
+        cache: KVCache | None = None,
+        out: Rows | None = None,
+        score: Score | None = None,
+    ) -> Tensor:
+        """The call with an empty cache, which makes it a native pass."""
+        assert score is not None
+        logits = self.net(tokens, position, visibility, time, self.net.new_cache(*tokens.shape[:2]), out)
+        self.logits.append(logits.flatten(0, -2).clone())
+        self.targets.append(score.target)
+        return token_nats(self.logits[-1], score.target, score.exclude)
 
 
 def compare(exact: Tensor, low: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,8 +92,8 @@ def run(run: str, data: str, sequences: int = 32, split: str = "valid", which: s
             if lm.system.exact:
                 sigma = torch.arange(x.shape[1])[None]
             found = {name: log_probabilities(net, lm.system, x, sigma) for name, net in nets.items()}
-            for name, low in found.items():
-                for values, new in zip((kl, nats), compare(found["float32"], low, x.gather(1, sigma)[0]), strict=True):
+            for name, (low, target) in found.items():
+                for values, new in zip((kl, nats), compare(found["float32"][0], low, target), strict=True):
                     values[name].append(new)
     result, base = {}, torch.cat(nats["float32"])
     for name in nets:

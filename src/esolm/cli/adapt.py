@@ -1,7 +1,8 @@
-"""`esolm adapt`: adapt a left-to-right model to any order, as `esolm train adapt --init MODEL --run RUN` does."""
+"""`esolm adapt`: adapt a left-to-right model to any order, as `esolm train PRESET --init MODEL --run RUN` does."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,15 +11,18 @@ from . import train
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", default="adapt")
+    found, argv = first.parse_known_args(list(argv))
     if {"-h", "--help"} & set(argv):
-        print("usage: esolm adapt MODEL RUN --data FOLDER [--option VALUE ...]\n")
-        print("The same as esolm train adapt --init MODEL --run RUN, with these options:\n")
-        return train.run(["adapt", "--help"])
+        print("usage: esolm adapt MODEL RUN --data FOLDER [--preset PRESET] [--option VALUE ...]\n")
+        print(f"The same as esolm train {found.preset} --init MODEL --run RUN, with these options:\n")
+        return train.run([found.preset, "--help"])
     if len(argv) < 2 or any(word.startswith("-") for word in argv[:2]):
         raise ValueError("give a model and a run folder first: esolm adapt MODEL RUN --data FOLDER")
     model, folder, *options = argv
     check_model(Path(model))
-    return train.run(["adapt", "--init", model, "--run", folder, *options])
+    return train.run([found.preset, "--init", model, "--run", folder, *options])
 
 
 def check_model(path: Path) -> None:

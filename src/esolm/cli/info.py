@@ -74,6 +74,10 @@ def describe_run(run: Path) -> dict[str, Any]:
     if validations:
         about["validation"] = {"step": validations[-1]["step"], **validations[-1]["validation"]}
         about["validations"] = {str(record["step"]): record["validation"]["loss"] for record in validations}
+        about["alpha_0"] = {
+            alpha_0: {str(record["step"]): record["validation"]["alpha_0"][alpha_0] for record in validations}
+            for alpha_0 in validations[-1]["validation"].get("alpha_0", {})
+        }
     if last is not None:
         about["parameters"] = sum(shape.numel() for shape in checkpoint.shapes(last, "model").values())
         about["tokens"] = checkpoint.read(last)["tokens"]

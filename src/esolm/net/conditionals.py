@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ..core import order
+from ..core.batch import Batch
 from ..core.query import Queries
-from ..core.visibility import HIDDEN, Visibility, full, hide_copies, prefix, sorted_two_stream, two_stream
+from ..core.visibility import HIDDEN, Visibility, causal, full, hide_copies, prefix, sorted_two_stream, two_stream
 from .denoiser import Rows
 from .head import Score
 from .packed import Call, together
@@ -107,6 +108,17 @@ def shifted_logits(
     tokens = torch.cat([asked.tokens, torch.where(known, clean, mask_id)], 1)
     position = torch.cat([asked.position, sigma], 1)
     return net(tokens, position, hide_copies(visibility, asked.copies), out=Rows(slice(0, asking.shape[1])))
+
+
+def next_logits(net: Forward, batch: Batch, start_id: int) -> Tensor:
+    """Logits [B, L, V] of each token given those to its left, by a causal pass over the text after a start token."""
+    x, valid, _ = batch
+    length = x.shape[1]
+    position = torch.arange(length, device=x.device)[None]
+    # Padding comes after all that is known, whatever stands there.
+    sigma = order.sort(order.groups(torch.zeros_like(x, dtype=torch.bool), valid, None), position / length)
+    before = torch.cat([x.new_full((len(x), 1), start_id), x.gather(1, sigma)[:, :-1]], 1)
+    return unsorted(net(before, sigma, causal(length, x.device)), sigma)
 
 
 def bucket(rows: int, most: int, size: int = 8) -> int:

@@ -104,6 +104,15 @@ class System(Protocol):
         """
         raise ValueError(f"{self.name} defines no logits for partly masked sequences")
 
+    @property
+    def has_next_logits(self) -> bool:
+        """Whether `next_logits` is defined."""
+        return False
+
+    def next_logits(self, net: Forward, batch: Batch) -> Tensor:
+        """Logits [B, L, V] of each token given those to its left, as a left-to-right model has them."""
+        raise ValueError(f"{self.name} does not predict each token of a text from those to its left")
+
     def with_alpha_0(self: S, alpha_0: float) -> S:
         """The same system evaluated at another alpha_0."""
         raise ValueError(f"alpha_0 is {alpha_0}, but {self.name} has no alpha_0: leave it out")

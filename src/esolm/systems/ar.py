@@ -18,7 +18,7 @@ from ..core.order import Schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import causal
-from ..net.conditionals import place_nats, unsorted
+from ..net.conditionals import next_logits, place_nats
 from ..net.denoiser import Rows
 from ..net.head import Score
 from ..net.protocol import Forward, Network
@@ -38,6 +38,7 @@ class AR(AnyOrder):
 
     samplers: ClassVar = {"left_to_right": ()}
     exact = True
+    has_next_logits = True
     any_order = True
     order_alpha_0 = 0.0
 
@@ -90,13 +91,10 @@ class AR(AnyOrder):
     def logits(self, net: Forward, batch: Batch, sigma: Tensor | None = None) -> Tensor:
         if sigma is not None:
             raise ValueError("sigma is an order of positions, and ar has none to choose: leave it out")
-        x, valid, _ = batch
-        length = x.shape[1]
-        position = torch.arange(length, device=x.device)[None]
-        # Unknown tokens come after all that are known, whatever stands there.
-        sigma = order.sort(order.groups(torch.zeros_like(x, dtype=torch.bool), valid, None), position / length)
-        before = torch.cat([x.new_full((len(x), 1), self.start_id), x.gather(1, sigma)[:, :-1]], 1)
-        return unsorted(net(before, sigma, causal(length, x.device)), sigma)
+        return next_logits(net, batch, self.start_id)
+
+    def next_logits(self, net: Forward, batch: Batch) -> Tensor:
+        return self.logits(net, batch)
 
     def order_nats(self, net: Forward, batch: Batch, sigma: Tensor) -> Tensor:
         """The nats from left to right, whatever sigma is."""

@@ -28,7 +28,7 @@ from ..core.query import Queries, prepend, prepend_to_schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import causal, hide_copies, hide_masks, prefix
-from ..net.conditionals import order_call, order_nats, place_nats, shifted_logits, unsorted
+from ..net.conditionals import next_logits, order_call, order_nats, place_nats, shifted_logits, unsorted
 from ..net.denoiser import Rows
 from ..net.head import Score
 from ..net.packed import Call, together
@@ -321,6 +321,16 @@ class EsoLM(AnyOrder):
         elif self.loss == "any_order":
             visibility = hide_masks(visibility, unknown, num_clean)
         return unsorted(net(x.gather(1, sigma), sigma, visibility), sigma)
+
+    @property
+    def has_next_logits(self) -> bool:
+        return self.shift
+
+    def next_logits(self, net: Forward, batch: Batch) -> Tensor:
+        """With query shift those of `ar` on the same weights, which take one stream instead of two."""
+        if not self.shift:
+            return super().next_logits(net, batch)
+        return next_logits(net, batch, self.start_id)
 
     def with_alpha_0(self, alpha_0: float) -> EsoLM:
         """kappa belongs to training: where it was pinned to an end of alpha_0 it takes its default again."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from ..runtime.dotted import flat, listed, merged, nest
-from .options import Batching, Compute, CorpusOptions, Optim, Saving, Tuning, Validation
+from .options import Batching, Compute, CorpusOptions, Distill, Optim, Saving, Tuning, Validation
 
 if TYPE_CHECKING:
     from ..net.denoiser import DenoiserConfig
@@ -25,6 +25,7 @@ GROUPS: dict[str, type] = {
     "batch": Batching,
     "optim": Optim,
     "tuning": Tuning,
+    "distill": Distill,
     "compute": Compute,
     "validation": Validation,
     "saving": Saving,
@@ -64,6 +65,7 @@ class RunConfig:
     batch: Batching = field(default_factory=Batching)
     optim: Optim = field(default_factory=Optim)
     tuning: Tuning = field(default_factory=Tuning)
+    distill: Distill = field(default_factory=Distill)
     compute: Compute = field(default_factory=Compute)
     validation: Validation = field(default_factory=Validation)
     saving: Saving = field(default_factory=Saving)

@@ -14,17 +14,30 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from ..core.batch import Batch
 from ..core.float64 import wide
 from ..core.randomness import Randomness, fold
-from ..core.terms import total
+from ..core.terms import Term, total
 from ..net.protocol import Forward
 from ..runtime import machine
 from ..runtime.distributed import ALONE, Ranks, Shared
 from ..systems import System
 from . import parallel
 from .options import Batching, Compute
+
+
+class Objective(Protocol):
+    """The part of a system that training needs: the terms of its loss, and what they are normalised by."""
+
+    def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
+        """As `System.terms`."""
+        ...
+
+    def counts(self, scored: Tensor, rng: Randomness) -> dict[str, int]:
+        """As `System.counts`."""
+        ...
 
 
 class Batches(Protocol):
@@ -39,7 +52,7 @@ class Batches(Protocol):
 
 def accumulate(
     net: Forward,
-    system: System,
+    system: Objective,
     batches: Batches,
     step: int,
     seed: int,
@@ -71,7 +84,9 @@ def accumulate(
     return dict(zip(nats, ranks.sum([value.item() for value in nats.values()]))), tokens
 
 
-def count_tokens(system: System, parts: Sequence[tuple[Randomness, Batch]], ranks: Ranks) -> tuple[dict[str, int], int]:
+def count_tokens(
+    system: Objective, parts: Sequence[tuple[Randomness, Batch]], ranks: Ranks
+) -> tuple[dict[str, int], int]:
     """The number of tokens of each term and of all scored tokens in the global batch."""
     counts: Counter[str] = Counter()
     tokens = 0

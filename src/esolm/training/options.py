@@ -107,6 +107,17 @@ class Tuning:
 
 
 @dataclass(frozen=True)
+class Distill:
+    """Distillation from the initial model, with --init."""
+
+    weight: float = 0.0
+    """Weight of the KL divergence from the left-to-right predictions of the initial model, in the loss; 0 is none."""
+
+    def __post_init__(self) -> None:
+        _require("distill.weight", self.weight, 0)
+
+
+@dataclass(frozen=True)
 class Compute:
     """Device, precision and parallelism."""
 

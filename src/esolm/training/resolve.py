@@ -61,7 +61,8 @@ def initial_weights(config: RunConfig, manifest: Manifest) -> Start:
     if config.init is None:
         return Start({})
     last = checkpoint.latest(Path(str(config.run)) / "checkpoints")
-    if last is not None and not all(Path(path).exists() for path in (config.init, config.adapter) if path):
+    gone = not all(Path(path).exists() for path in (config.init, config.adapter) if path)
+    if last is not None and gone and not config.distill.weight:
         identity = checkpoint.read(last)["identity"]
         net = with_defaults(identity["net"])
         return Start({name: net[name] for name in SIZES}, None, identity.get("init"))
@@ -128,6 +129,8 @@ def identify(config: RunConfig, system: System, manifest: Manifest, start: Start
     identity = {"net": dataclasses.asdict(net), "system": options, "data": manifest.fingerprint}
     if config.tuning.parts != "all":
         identity["tuning"] = dataclasses.asdict(config.tuning)
+    if config.distill.weight:
+        identity["distill"] = dataclasses.asdict(config.distill)
     if start.sha256 is not None:
         identity["init"] = start.sha256
     return json.loads(json.dumps(identity))

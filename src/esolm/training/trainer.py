@@ -21,6 +21,8 @@ from ..runtime.distributed import Ranks
 from ..storage import checkpoint
 from . import parallel, report, runs, tuning
 from .config import RunConfig
+from .distill import Teacher
+from .distill import check as check_distillation
 from .learner import Learner, learning_rate
 from .loss import accumulate, check_finite, validate
 from .resolve import build, enter, identify, initial_weights, loaders, open_data, resolve, resolve_compute
@@ -114,6 +116,7 @@ class Session:
         kept = self.compute if ranks.world == 1 else replace(self.compute, device=ranks.device.type)
         self.config = config = ranks.everywhere(lambda: resolve(config, manifest, start, kept))
         self.system = config.make_system(manifest)
+        check_distillation(config, self.system)
         self.at_other_alpha_0 = [(a, self.system.with_alpha_0(a)) for a in config.validation.alpha_0]
         self.batches, self.held_out = ranks.everywhere(lambda: loaders(config, manifest, ranks))
         self.loggers = ranks.everywhere(lambda: report.loggers(config.log if ranks.rank == 0 else ()))
@@ -124,6 +127,7 @@ class Session:
         tuning.prepare(net, config.tuning, config.seed, start.adapter)
         parallel.shard(net, self.compute, ranks)
         self.learner = Learner(net, config.optim)
+        self.teacher = Teacher.of(config, self.compute, ranks)
         self.identity = identify(config, self.system, manifest, start)
         self.folder: Path | None = None  # of the last checkpoint
         self.bound: float | None = None  # the validation loss of the current step
@@ -198,9 +202,10 @@ class Session:
         """One training step; raises ValueError before the weights change if a term or the gradient is not finite."""
         start, config, learner = time.perf_counter(), self.config, self.learner
         learner.net.train()
+        system = self.system.at_step(learner.step)
         nats, tokens = accumulate(
             net,
-            self.system.at_step(learner.step),
+            system if self.teacher is None else self.teacher.beside(system),
             self.batches,
             learner.step,
             config.seed,
