@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "d3pm-absorb": {},
         "d3pm-uniform": {"noise": "uniform", "num_steps": 16, "schedule": "cosine", "hybrid": 0.01},
     },
-    "diffusionbert": {"diffusionbert": {"num_steps": 16, "token_counts": COUNTS}, "diffusionbert-plain": {}},
+    "diffusionbert": {"diffusionbert-plain": {}, "diffusionbert": {"num_steps": 16, "token_counts": COUNTS}},
     "sedd": {"sedd-absorb": {}, "sedd-uniform": {"noise": "uniform"}},
     "duo": {"duo-curriculum": {"curriculum_end": 4, "tau_start": 0.1}, "duo": {}},
     "bd3lm": {"bd3lm-4": {"block_size": 4}, "bd3lm-1": {"block_size": 1}, "bd3lm-8": {"block_size": 8}},
