@@ -13,7 +13,7 @@ import torch
 
 from esolm import cli
 from support import crew, tiny
-from support.ranks import SYSTEMS, TOLERANCE, assert_close, command, flat
+from support.ranks import NAMED, SYSTEMS, TOLERANCE, assert_close, command, flat
 
 
 def check(processes: crew.Crew, data: Path, folder: Path, system: str, *more: str, flaw: str = "") -> None:
@@ -26,6 +26,7 @@ def check(processes: crew.Crew, data: Path, folder: Path, system: str, *more: st
 
 
 QUICK = {("ddp", "esolm"), ("fsdp", "esolm"), ("fsdp", "mdlm"), ("ddp", "bd3lm"), ("fsdp", "ar")}
+QUICK |= {("fsdp", system) for system in SYSTEMS if system not in NAMED}
 PAIRS = [
     pytest.param(parallel, system, marks=() if (parallel, system) in QUICK else pytest.mark.slow)
     for parallel in ("ddp", "fsdp")

@@ -16,7 +16,7 @@ import pytest
 
 from esolm import cli
 from esolm.storage import checkpoint
-from support import tiny
+from support import tiny, toy
 
 SCRIPT = Path(tiny.__file__)
 
@@ -59,6 +59,20 @@ def test_a_signal_saves_and_the_same_command_resumes(data, whole, tmp_path, monk
     assert cli.main(command) == 0
     assert "resuming from" in capsys.readouterr().out
     tiny.assert_same(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("name", toy.one_of_each())
+def test_every_system_resumes_exactly(data, tmp_path, monkeypatch, name):
+    """Interrupted in the middle; Duo's curriculum ends after the interruption."""
+    options = toy.flags(toy.one_of_each()[name])
+    more = (f"--system.name={name}", *options, "--steps=6", "--validation.every=3", "--saving.every=3")
+    assert cli.main(tiny.command(data, tmp_path / "whole", *more)) == 0
+    command = tiny.command(data, tmp_path / "run", *more)
+    with monkeypatch.context() as patch:
+        tiny.interrupt_after(patch, 3)
+        assert cli.main(command) == 130
+    assert cli.main(command) == 0
+    tiny.assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 def test_two_resumes_agree(data, whole, tmp_path, monkeypatch):

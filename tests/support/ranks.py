@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import tiny
+from support import tiny, toy
 
 STEPS, TOLERANCE = 6, 2e-5
-SYSTEMS = {
+NAMED = {
     "esolm": ("esolm", "--system.loss=two_term", "--system.alpha_0=0.25"),
     "esolm (A)": ("esolm", "--system.loss=two_term", "--system.alpha_0=0.5", "--system.variant=A"),
     "any_order": ("esolm", "--system.loss=any_order", "--system.alpha_0=0.25"),
@@ -18,6 +18,10 @@ SYSTEMS = {
     "bd3lm": ("bd3lm", "--system.block_size=4"),
     "ar": ("ar",),
 }
+SYSTEMS = NAMED | {
+    name: (name, *toy.flags(options)) for name, options in toy.one_of_each().items() if name not in NAMED
+}
+"""Systems and their options: those above, and every other system of the package."""
 
 
 def command(data: Path, run: Path, system: str, *more: str) -> list[str]:

@@ -30,6 +30,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ar": ("ar", {}),
     "foreign": ("support.foreign.FixedRate", {}),
 }
+SYSTEMS |= {name: (name, options) for name, options in toy.one_of_each().items() if name not in SYSTEMS}
 assert foreign.FixedRate
 
 
@@ -65,6 +66,8 @@ def random_options(lm: LanguageModel, rng: random.Random, length: int) -> Sampli
     sampler = rng.choice([s for s in lm.system.samplers if not (s == "speculative" and lm.system.name != "esolm")])
     taken = [o for o in lm.system.samplers[sampler] if o not in UNSERVED and rng.random() < 0.5]
     taken += {"order": ["order"], "block": ["parallelism"]}.get(sampler, [])
+    if lm.system.timed and "num_steps" not in taken:
+        taken.append("num_steps")  # a chain has many by default
     if sampler == "speculative" and "order" in taken:
         taken = [o for o in taken if o != "alpha_0"]
     return SamplingOptions(

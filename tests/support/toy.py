@@ -26,9 +26,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "d3pm-absorb": {},
         "d3pm-uniform": {"noise": "uniform", "num_steps": 16, "schedule": "cosine", "hybrid": 0.01},
     },
-    "diffusionbert": {"diffusionbert": {"num_steps": 16, "token_counts": COUNTS}, "diffusionbert-plain": {}},
+    "diffusionbert": {"diffusionbert-plain": {}, "diffusionbert": {"num_steps": 16, "token_counts": COUNTS}},
     "sedd": {"sedd-absorb": {}, "sedd-uniform": {"noise": "uniform"}},
-    "duo": {"duo": {}, "duo-curriculum": {"curriculum_end": 4, "tau_start": 0.1}},
+    "duo": {"duo-curriculum": {"curriculum_end": 4, "tau_start": 0.1}, "duo": {}},
     "bd3lm": {"bd3lm-4": {"block_size": 4}, "bd3lm-1": {"block_size": 1}, "bd3lm-8": {"block_size": 8}},
     "esolm": {
         "esolm-B-0.5": {"alpha_0": 0.5},
@@ -57,6 +57,21 @@ def variants() -> list[tuple[str, str, dict[str, Any]]]:
         for label, options in VARIANTS.get(name, {name: {}}).items():
             found.append((label, name, options))
     return found
+
+
+def untimed() -> list[tuple[str, str, dict[str, Any]]]:
+    """The variants whose networks are not fed the time, so that they can be folded."""
+    return [(label, name, options) for label, name, options in variants() if not make(name, 4, **options).timed]
+
+
+def one_of_each() -> dict[str, dict[str, Any]]:
+    """The options of one variant of every system in the package, by its name: the first that is named here."""
+    return {name: options for _, name, options in reversed(variants())}
+
+
+def flags(options: dict[str, Any]) -> list[str]:
+    """The options of a system on the command line."""
+    return [f"--system.{key}={value}" for key, value in options.items()]
 
 
 def make(name: str, mask_id: int, **options: Any) -> Any:

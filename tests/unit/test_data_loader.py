@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esolm.data import Batch, Loader, prepare, shards
+from esolm.data import Batch, Loader, Manifest, prepare, shards
 from esolm.data.permutation import permute
 
 LENGTH = 8
@@ -146,3 +147,33 @@ def test_permute_is_uniform_over_keys() -> None:
     off = counts[~np.eye(n, dtype=bool)]
     assert np.abs(off - expected).max() < 5.5 * np.sqrt(expected)
     assert np.trace(counts) == 0
+
+
+def test_token_counts_are_those_of_the_scored_tokens_and_kept(folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(folder, data)
+    manifest = Manifest.load(data)
+    batch = Loader(data, "train", 103, shuffle=False).batch(0)
+    expected = torch.bincount(batch.x[batch.scored], minlength=manifest.vocab_size)
+    assert manifest.token_counts == " ".join(str(n) for n in expected.tolist())
+    assert sum(int(n) for n in manifest.token_counts.split()) == manifest.splits["train"].tokens
+    kept = json.loads((data / "token_counts.json").read_text())
+    kept["counts"] = "1 2 3"
+    (data / "token_counts.json").write_text(json.dumps(kept))
+    assert Manifest.load(data).token_counts == "1 2 3"  # not counted again
+    kept["fingerprint"] = "of other data"
+    (data / "token_counts.json").write_text(json.dumps(kept))
+    assert Manifest.load(data).token_counts == " ".join(str(n) for n in expected.tolist())
+
+
+def test_given_tokens_are_not_counted(tmp_path: Path) -> None:
+    lines = [json.dumps({"prompt": "ab", "target": "xyz"}), json.dumps({"prompt": "b", "target": "xx"})]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines * 8))
+    prepare(f"text:{tmp_path}/a.jsonl", tmp_path / "out", tokenizer="bytes", length=LENGTH, packing="conditional")
+    manifest = Manifest.load(tmp_path / "out")
+    loader = Loader(tmp_path / "out", "train", 4, shuffle=False)
+    batches = [loader.batch(i) for i in range(len(loader))]
+    x, given = (torch.cat([batch[i] for batch in batches]) for i in (0, 2))
+    found = torch.tensor([int(n) for n in manifest.token_counts.split()])
+    assert torch.equal(found, torch.bincount(x[~given], minlength=manifest.vocab_size))
+    assert found[ord("a")] == 0 < found[ord("x")]

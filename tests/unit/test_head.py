@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from esolm.net import head as module
-from esolm.net.head import Score, score_rows
+from esolm.net.fold import fold
+from esolm.net.head import RowLoss, Score, score_rows
+from support import toy
 
 R, W, V, MASK = 23, 8, 11, 10
 
@@ -20,9 +22,11 @@ def case() -> tuple[nn.Linear, Tensor, Tensor, Tensor]:
     return head, h, torch.randint(0, MASK, (R,)), torch.rand(R, dtype=torch.float64) + 0.5
 
 
-def both(case, monkeypatch, weighted: bool, loss) -> list[tuple[Tensor, ...]]:
+def both(case, monkeypatch, weighted: bool, loss, function=None) -> list[tuple[Tensor, ...]]:
     head, h, target, weight = case
     score = Score(target, MASK, weight if weighted else None)
+    if function is not None:
+        score = RowLoss(function, (target, weight))
     found = []
     for whole in (1 << 24, 0):
         monkeypatch.setattr(module, "WHOLE", whole)
@@ -46,6 +50,25 @@ def test_chunks_equal_the_whole(case, monkeypatch, weighted: bool, loss: str) ->
     for one, two in zip(whole, chunks, strict=True):
         assert one.any()
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_function_of_a_row_in_chunks(case, monkeypatch, loss: str) -> None:
+    def spread(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        p = logits.softmax(-1)
+        return weight * torch.log1p(3 * p).sum(1) - p.gather(1, target[:, None])[:, 0].log()
+
+    whole, chunks = both(case, monkeypatch, True, LOSSES[loss], spread)
+    for one, two in zip(whole, chunks, strict=True):
+        assert one.any()
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+    head, h, target, weight = case
+    with torch.no_grad():
+        torch.testing.assert_close(score_rows(head, h, RowLoss(spread, (target, weight))), whole[0])
+    folded = fold(toy.network(V, 8))
+    score = RowLoss(spread, (target, weight))
+    hidden = torch.randn(R, 16, dtype=torch.float64)
+    torch.testing.assert_close(folded.nats(hidden, score), score.nats(folded.head(hidden), slice(None)))
 
 
 def test_the_excluded_id_gets_no_probability_and_no_gradient(case, monkeypatch) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 from . import COMMANDS
 from .parsing import parse, parser
 
+LONGEST = 200
+"""Characters of a value in the table; JSON has all of them, such as the token counts of diffusionbert."""
+
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
@@ -33,7 +36,8 @@ def run(argv: Sequence[str]) -> int:
 
     table = Table("key", "value", show_header=False)
     for key, value in flat(about).items():
-        table.add_row(key, f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
+        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        table.add_row(key, text if len(text) <= LONGEST else f"{text[:LONGEST]}…")
     Console().print(table)
     return 0
 

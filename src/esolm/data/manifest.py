@@ -6,6 +6,7 @@ and `conditional`, `train-00000.count` contains one uint32 per row.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,7 @@ from .tokenizer import Tokenizer
 
 FORMAT = 1
 FILE = "manifest.json"
+COUNTS = "token_counts.json"
 _AGAIN = "prepare the corpus again into a new folder"
 
 
@@ -86,6 +88,38 @@ class Manifest:
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer of the data."""
         return Tokenizer.load(self.folder)
+
+    @property
+    def token_counts(self) -> str:
+        """How often each id occurs among the scored tokens of the training split, separated by spaces.
+
+        Counted once and kept in the folder, if that can be written to.
+        """
+        path = self.folder / COUNTS
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["fingerprint"] == self.fingerprint:
+                return kept["counts"]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # not counted yet, of other data, or damaged
+        counts = " ".join(str(count) for count in self._count())
+        with contextlib.suppress(OSError):
+            files.write_json(path, {"fingerprint": self.fingerprint, "counts": counts})
+        return counts
+
+    def _count(self, rows: int = 1 << 14) -> list[int]:
+        """The counts of `token_counts`, from some rows of the shards at a time."""
+        total = np.zeros(self.vocab_size, np.int64)
+        for shard in self.splits["train"].shards:
+            tokens = np.memmap(self.folder / shard.file, self.dtype, "r", shape=(shard.sequences, self.length))
+            heads = None if shard.count_sha256 is None else np.memmap(self.folder / shard.count_file, "<u4", "r")
+            for first in range(0, shard.sequences, rows):
+                part = tokens[first : first + rows]
+                if heads is not None:  # the number of valid tokens, or of given ones
+                    inside = np.arange(self.length) < heads[first : first + rows, None]
+                    part = part[~inside if self.packing == "conditional" else inside]
+                total += np.bincount(part.reshape(-1), minlength=self.vocab_size)
+        return total.tolist()
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json`."""

@@ -99,9 +99,10 @@ def card(lm: LanguageModel, about: dict[str, Any], out: Path) -> str:
     """The model card of the folder `out`, as Markdown."""
     config, system = lm.net.config, folder.describe(lm.net.config, lm.system)["system"]
     number = sum(p.numel() for p in trainable(lm.net).parameters())
-    kind = f"`{system.pop('name')}`" + (f", alpha_0 = {system['alpha_0']}" if "alpha_0" in system else "")
+    label = f"`{system.pop('name')}`" + (f", alpha_0 = {system['alpha_0']}" if "alpha_0" in system else "")
+    kind = "masked-diffusion" if lm.system.masks else "discrete-diffusion"
     rows = {
-        "system": kind,
+        "system": label,
         "options": ", ".join(f"{key} = {value}" for key, value in system.items()),
         "parameters": f"{number:,} ({config.layers} layers, width {config.width}, {config.heads} heads)",
         "data": about.get("corpus", "not recorded"),
@@ -114,7 +115,7 @@ def card(lm: LanguageModel, about: dict[str, Any], out: Path) -> str:
     if "source" in about:
         rows["converted from"] = f"`{about['source']}`"
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    tags = "\n".join(f"- {tag}" for tag in dict.fromkeys(("esolm", lm.system.name, "masked-diffusion")))
+    tags = "\n".join(f"- {tag}" for tag in dict.fromkeys(("esolm", lm.system.name, kind)))
     return CARD.format(name=out.name, table=table, tags=tags, **snippets(lm, out))
 
 
@@ -130,7 +131,7 @@ def snippets(lm: LanguageModel, out: Path) -> dict[str, Any]:
         "system": f"import {module}  # defines the system\n" if module else "",
         "find": "from esolm.storage.models import find_folder\n" if bundled else "",
         "folder": f"find_folder({path})" if bundled else path,
-        "masks": block * -(-4 // block),
+        "use": FILL.format(masks=block * -(-4 // block)) if lm.system.masks else BOUND,
     }
 
 
@@ -194,7 +195,12 @@ import esolm.interop.hf  # registers esolm models with transformers
 folder = {folder}
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForMaskedLM.from_pretrained(folder)
-text = tokenizer.mask_token * {masks}
-logits = model(**tokenizer(text, return_tensors="pt")).logits
+{use}
 ```
 """
+
+FILL = """text = tokenizer.mask_token * {masks}
+logits = model(**tokenizer(text, return_tensors="pt")).logits"""
+
+BOUND = """ids = tokenizer("Some text", return_tensors="pt")["input_ids"]
+nats = model(ids, labels=ids).loss  # the bound, per token: there are no masks to fill in"""

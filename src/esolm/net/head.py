@@ -194,6 +194,6 @@ def _sweep_loss(
             own = loss.nats(logits, part)
         nats.append(own.detach())
         if gradients:
-            (change,) = torch.autograd.grad(own if weight is None else own * weight[part], logits, torch.ones_like(own))
+            (change,) = torch.autograd.grad(own, logits, torch.ones_like(own) if weight is None else weight[part])
             sums.add(part, change)
     return torch.cat(nats), sums.h, sums.matrix, sums.bias

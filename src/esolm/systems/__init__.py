@@ -154,8 +154,8 @@ def options_of(system: System) -> dict[str, Any]:
     return {"name": system.name, **dataclasses.asdict(system)}  # type: ignore[call-overload]
 
 
-FROM_DATA = ("mask_id", "bos_id", "eos_id", "vocab_size")
-"""Fields of a system that come from the tokenizer and are no options."""
+FROM_DATA = ("mask_id", "bos_id", "eos_id", "vocab_size", "token_counts")
+"""Fields of a system that come from the tokenizer or, token_counts, from the data, and are no options."""
 
 
 def with_ids(system: S, ids: Any) -> S:

@@ -141,6 +141,9 @@ class D3PM(System):
         """What the network is fed for z_(t+1): 1000 (t + 1) / T."""
         return 1000 * (step.double() + 1) / self.num_steps
 
+    def bound_over_times(self, net: Forward, batch: Batch, rng: Randomness, independent: bool) -> list[Term]:
+        return self.terms(net, batch, rng, train=False)
+
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         asked = request.options.num_steps
         if asked is not None and asked > self.num_steps:

@@ -110,6 +110,9 @@ class DiffusionBERT(System):
         """The probability that tokens of the weight c are not masked after some steps."""
         return spindle.spindle_kept(step, self.num_steps, self.spindle, c)
 
+    def bound_over_times(self, net: Forward, batch: Batch, rng: Randomness, independent: bool) -> list[Term]:
+        return self.terms(net, batch, rng, train=False)
+
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         asked = request.options.num_steps
         if asked is not None and asked > self.num_steps:

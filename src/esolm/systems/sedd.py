@@ -155,6 +155,9 @@ class SEDD(System):
         """What the network is fed: sigma, within the range of training."""
         return sigma.clamp(self.sigma_at(self.t_min), self.sigma_at(1.0))
 
+    def bound_over_times(self, net: Forward, batch: Batch, rng: Randomness, independent: bool) -> list[Term]:
+        return self.terms(net, batch, rng, train=False)
+
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         if self.noise == "uniform" and request.draw != Draw():
             raise ValueError(

@@ -48,6 +48,7 @@ class _Ids(NamedTuple):
     mask_id: int
     bos_id: int
     eos_id: int
+    token_counts: str = ""
 
 
 def initial_sizes(config: RunConfig) -> dict[str, Any]:

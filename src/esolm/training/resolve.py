@@ -28,7 +28,7 @@ from . import runs, tuning
 from .config import SIZES, RunConfig
 from .options import Compute
 
-DESCRIPTION = ("manifest.json", "tokenizer.json", "tokenizer_ids.json", "chat_template.jinja")
+DESCRIPTION = ("manifest.json", "tokenizer.json", "tokenizer_ids.json", "chat_template.jinja", "token_counts.json")
 """Files of the data folder that a run folder keeps a copy of."""
 
 
