@@ -239,7 +239,7 @@ def test_the_stream_is_the_sample(lm: LanguageModel) -> None:
         assert isinstance(event, Event)
         assert event.step == shown.count(event.first)
         shown.append(event.first)
-        at, token, drawn, _ = event.committed
+        at, token, drawn = event.committed[:3]
         assert drawn.any()
         for b, column in drawn.nonzero().tolist():
             row, i = tokens[event.first + b], int(at[b, column])
