@@ -30,7 +30,7 @@ test: lint  ## run the tests, except the slow ones
 test-full: lint  ## run all tests
 	$(BIN)/pytest -n 2
 
-experiments: $(VENV)/.test  ## needs ESOLM_CORPORA, ESOLM_JUDGE and ESOLM_EMBEDDER
+experiments: $(VENV)/.test  ## needs ESOLM_CORPORA, ESOLM_JUDGE, ESOLM_EMBEDDER and ESOLM_MODELS
 	$(BIN)/python -m experiments
 
 model: $(VENV)/.test  ## train, measure and install the bundled model again

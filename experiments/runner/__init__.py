@@ -23,6 +23,7 @@ def run(
     corpora: str | None = None,
     judge: str | None = None,
     embedder: str | None = None,
+    models: str | None = None,
     workers: int = 2,
     list: bool = False,
     only_report: bool = False,
@@ -41,6 +42,8 @@ def run(
         corpora: folder of the corpora that docs/results.md names; default: ESOLM_CORPORA.
         judge: causal language model for transformers that judges samples; default: ESOLM_JUDGE.
         embedder: sentence embedder for transformers, for MAUVE; default: ESOLM_EMBEDDER.
+        models: folder of the left-to-right models stories260K and stories15M, as transformers saves them; default:
+            ESOLM_MODELS.
         workers: number of parallel jobs, which share the cores; jobs that measure time run alone.
         list: print the missing jobs and exit.
         only_report: write the document from the existing results.
@@ -53,7 +56,7 @@ def run(
         return run_smoke(Path(experiments), names, cli.main, console)
     plan = spec.read(Path(experiments))
     chosen = _choose(plan, names)
-    given = {"CORPORA": corpora, "JUDGE": judge, "EMBEDDER": embedder}
+    given = {"CORPORA": corpora, "JUDGE": judge, "EMBEDDER": embedder, "MODELS": models}
     places = {name: value or os.environ.get(f"ESOLM_{name}") for name, value in given.items()}
     found = {name: str(Path(value).resolve()) for name, value in places.items() if value}
     space = jobs.Workspace(Path(workspace).resolve(), plan, found)

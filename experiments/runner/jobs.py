@@ -29,7 +29,7 @@ Outcome = tuple[int, str, float]
 
 @dataclass
 class Workspace:
-    """The folder of data, models and samples; `places` are the values of $CORPORA, $JUDGE and $EMBEDDER."""
+    """The folder of data, models and samples; `places` are the values of $CORPORA, $JUDGE, $EMBEDDER and $MODELS."""
 
     folder: Path
     plan: Plan

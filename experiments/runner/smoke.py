@@ -1,4 +1,4 @@
-"""The whole pipeline at tiny sizes: generated corpora, a judge and an embedder with random weights, one process."""
+"""The whole pipeline at tiny sizes: generated corpora, models with random weights, one process."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ def run(experiments: Path, names: list[str] | None, command: jobs.Command, conso
 
 
 def make_places(root: Path) -> dict[str, str]:
-    """Create corpora, a judge and an embedder under root and return their paths."""
-    made = {"CORPORA": root / "corpora", "JUDGE": root / "judge", "EMBEDDER": root / "embedder"}
+    """Create corpora, a judge, an embedder and left-to-right models under root and return their paths."""
+    made = {name: root / name.lower() for name in spec.PLACES}
     _corpora(made["CORPORA"])
     _models(made["JUDGE"], made["EMBEDDER"])
+    for name in ("stories260K", "stories15M"):
+        _causal(made["MODELS"] / name, [(made["CORPORA"] / "books" / "train.txt").read_text("utf-8")])
     return {name: str(path) for name, path in made.items()}
 
 
@@ -56,6 +58,8 @@ def _corpora(folder: Path) -> None:
     for name, lines in {
         "books/train.txt": [text(40) for _ in range(60)],
         "books/valid.txt": [text(40) for _ in range(12)],
+        "stories/train.txt": [f"{text(30)}\n<|endoftext|>" for _ in range(20)],
+        "stories/valid.txt": [f"{text(30)}\n<|endoftext|>" for _ in range(6)],
         "wikitext-2/wiki.valid.tokens": [text(30) for _ in range(8)],
         "lambada/lambada_development_plain_text.txt": [text(20) for _ in range(8)],
         "arxiv/cs.IR.jsonl": [json.dumps({"title": text(4), "abstract": text(30)}) for _ in range(8)],
@@ -64,6 +68,28 @@ def _corpora(folder: Path) -> None:
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("\n\n".join(lines) if name.startswith("books") else "\n".join(lines) + "\n", "utf-8")
+
+
+def _causal(folder: Path, texts: list[str]) -> None:
+    """A Llama with a byte-level BPE and random weights."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    plain = Tokenizer(models.BPE())
+    plain.pre_tokenizer, plain.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    plain.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=290, special_tokens=["<s>", "</s>"], initial_alphabet=sorted(alphabet), show_progress=False
+        ),
+    )
+    size: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ids = {"vocab_size": plain.get_vocab_size(), "bos_token_id": 0, "eos_token_id": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(max_position_embeddings=512, **ids, **size))
+    model.save_pretrained(folder)
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", eos_token="</s>")
+    words.save_pretrained(folder)
 
 
 def _models(judge: Path, embedder: Path) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 FIELDS = {"name", "for", "command", "makes", "alone"}
-PLACES = ("CORPORA", "JUDGE", "EMBEDDER")
+PLACES = ("CORPORA", "JUDGE", "EMBEDDER", "MODELS")
 """Variables ($CORPORA and so on) that a command may contain; the user sets their values."""
 
 

@@ -260,7 +260,9 @@ def test_a_converted_model_scores_as_in_transformers(name: str, home: Path, tmp_
     results = [
         simple_evaluate(lm, tasks=["choice", "last"], task_manager=tasks, log_samples=True) for lm in (ours, theirs)
     ]
-    for task in ("choice", "last"):
+    for task, metrics in {"choice": ["acc,none"], "last": ["acc,none", "perplexity,none"]}.items():
+        found, expected = ([result["results"][task][metric] for metric in metrics] for result in results)
+        assert found == pytest.approx(expected, rel=1e-3)
         for one, two in zip(*(result["samples"][task] for result in results), strict=True):
             found, expected = ([float(part[0]) for part in sample["filtered_resps"]] for sample in (one, two))
             assert found == pytest.approx(expected, abs=1e-3)
