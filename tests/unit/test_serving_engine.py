@@ -129,7 +129,7 @@ def test_refusals():
     with pytest.raises(Stopping):
         engine.submit(some[0])
     with pytest.raises(Stopping):
-        engine.errand(lambda: 0)
+        engine.errand(lambda between: 0)
     with pytest.raises(ValueError):
         Engine(served.model("esolm", **toy.FAMILIES["gpt2"]), EngineOptions(max_length=served.LENGTH + 1))
 
@@ -193,9 +193,9 @@ def test_the_thread_serves_several_clients_and_stops_when_all_is_done():
             some.append(each)
             engine.submit(each)
         assert all(event.wait(30) for event in done)
-        assert engine.errand(lambda: threading.current_thread().name).result(10) == "esolm-engine"
+        assert engine.errand(lambda between: threading.current_thread().name).found.result(10) == "esolm-engine"
         with pytest.raises(ZeroDivisionError):
-            engine.errand(lambda: 1 // 0).result(10)
+            engine.errand(lambda between: 1 // 0).found.result(10)
         last = engine.generation(row(), SamplingOptions(seed=99))
         engine.submit(last)
         assert engine.stop()

@@ -31,6 +31,18 @@ from .scores import score
 PAGE = Path(__file__).parent / "page"
 OPEN = ("/", "/health", "/ready", "/page", "/docs", "/openapi.json")
 """Paths that need no key."""
+STATUSES = {
+    400: "A value is wrong; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such path or model.",
+    413: "The request is too large.",
+    429: "The queue is full; `Retry-After` says when to try again.",
+    "4XX": "Another error of the client.",
+    500: "The model failed.",
+    503: "The server is stopping.",
+    504: "The request took too long.",
+}
+"""Errors of every route, for the OpenAPI document."""
 Scope = MutableMapping[str, Any]
 
 
@@ -94,7 +106,10 @@ def make_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
         yield
         await asyncio.to_thread(engine.stop)
 
-    app = FastAPI(title="esolm", version=__version__, lifespan=life, redoc_url=None)
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": bodies.ErrorReply, "description": about} for status, about in STATUSES.items()
+    }
+    app = FastAPI(title="esolm", version=__version__, lifespan=life, redoc_url=None, responses=errors)
     app.state.server = server
     app.add_middleware(Guard, server=server)
     _errors(app)
@@ -123,6 +138,10 @@ def _errors(app: FastAPI) -> None:
         field = ".".join(str(part) for part in first["loc"][1:] if not isinstance(part, int)) or None
         return ApiError(400, f"{field or 'the body'}: {first['msg']}", field).response()
 
+    async def unexpected(_: HttpRequest, error: Exception) -> Response:
+        return ApiError(500, f"the server failed: {type(error).__name__}").response()  # Starlette logs the rest
+
+    app.add_exception_handler(Exception, unexpected)
     for kind in (ApiError, QueueFull, Stopping, ValueError, HTTPException):
         app.add_exception_handler(kind, known)
     app.add_exception_handler(404, known)
@@ -157,10 +176,10 @@ def _other_routes(app: FastAPI, server: Server) -> None:
     lm, engine = server.lm, server.engine
 
     @app.post("/v1/score")
-    async def log_likelihood(body: bodies.ScoreBody) -> dict[str, Any]:
+    async def log_likelihood(body: bodies.ScoreBody, request: HttpRequest) -> dict[str, Any]:
         """log p of texts, in nats, given any of their positions."""
         server.check_model(body.model)
-        return await score(server, body)
+        return await score(server, body, request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -171,6 +190,13 @@ def _other_routes(app: FastAPI, server: Server) -> None:
         about["block_size"] = system.block_size
         own = {"id": server.options.name, "object": "model", "created": server.created, "owned_by": "esolm"}
         return {"object": "list", "data": [{**own, **about}]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """The model of this name."""
+        server.check_model(name)
+        found: dict[str, Any] = (await models())["data"][0]
+        return found
 
     @app.post("/tokenize")
     async def tokenize(body: bodies.TokenizeBody) -> dict[str, Any]:
