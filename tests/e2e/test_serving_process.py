@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import esolm
+from support import served
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install 'esolm[test]'")
 pytest.importorskip("fastapi", reason="needs fastapi: pip install 'esolm[serve]'")
@@ -25,29 +22,9 @@ PAGE = Path(esolm.__file__).parent / "serving" / "page"
 DOM = Path(__file__).parents[1] / "support" / "page_dom.js"
 
 
-@contextlib.contextmanager
-def process(*options: str) -> Iterator[tuple[subprocess.Popen, str]]:
-    """A server of the bundled model on a free port, and its address."""
-    words = [sys.executable, "-m", "esolm", "serve", "books", "--port", "0", "--precision", "float32", *options]
-    one = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=one) as found:
-        try:
-            assert found.stderr is not None
-            url = re.search(r"http://\S+", found.stderr.readline())[0]
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(f"{url}/ready").status_code == 200:
-                        break
-                time.sleep(0.05)
-            yield found, url
-        finally:
-            found.kill()
-
-
 def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
     body = {"prompt": "It was", "max_tokens": 120, "seed": 1, "sampler": "left_to_right", "stream": True}
-    with process("--max_batch", "1") as (server, url):
+    with served.process("books", "--max_batch", "1") as (server, url):
         texts: list[str] = []
 
         def read() -> None:
@@ -73,11 +50,11 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
 
 
 def test_a_killed_server_is_back_in_seconds():
-    with process() as (server, url):
+    with served.process("books") as (server, url):
         server.kill()
         server.wait()
     begin = time.monotonic()
-    with process() as (_, url):
+    with served.process("books") as (_, url):
         assert httpx.post(f"{url}/v1/completions", json={"prompt": "It was"}, timeout=60).status_code == 200
     assert time.monotonic() - begin < 60
 
@@ -85,7 +62,7 @@ def test_a_killed_server_is_back_in_seconds():
 @pytest.mark.skipif(shutil.which("node") is None, reason="the page's script runs in Node, which is not installed")
 def test_the_page():
     """Its own script on a small stand-in for a browser's document; layout is not tested."""
-    with process() as (_, url):
+    with served.process("books") as (_, url):
         words = ["node", str(DOM), str(PAGE / "app.js"), str(PAGE / "index.html"), url]
         made = subprocess.run(words, capture_output=True, text=True, timeout=180)
         assert made.returncode == 0, made.stderr

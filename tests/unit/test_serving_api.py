@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,13 +46,6 @@ def http(url: str) -> Iterator[Any]:
 
 def expected(prompt: str, length: int, **options: Any) -> str:
     return LM.sample(prompt, 1, length, **options).texts[0][len(prompt) :]
-
-
-def eventually(condition: Any, seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
 
 
 def test_the_openai_client_completes_as_the_library_samples(client):
@@ -257,8 +249,7 @@ def test_clients_that_go_away_free_their_rows(stream):
                 client.stream("POST", f"{url}/v1/completions", json=body) as response,
             ):
                 next(response.iter_lines())  # and leave
-        assert eventually(lambda: not engine.scheduler.live and not engine.scheduler.queue)
-        assert engine.pool.leases == []
+        assert served.eventually(lambda: served.is_empty(engine))
 
 
 @pytest.mark.parametrize("name", ["ar", "bd3lm", "mdlm"])

@@ -6,7 +6,6 @@ import threading
 import time
 
 import pytest
-import torch
 
 from esolm.model import LanguageModel
 from esolm.sampling.options import SamplingOptions
@@ -15,18 +14,11 @@ from esolm.serving.request import CANCELLED, DONE, FAILED, WAITING
 from esolm.serving.scheduler import QueueFull, Stopping
 from support import served, toy
 
-BAD = 122  # a token whose embedding is NaN in `damaged`
+BAD = served.BAD
 
 
 def row(prompt: bytes = b"ab", length: int = 16) -> list[int | None]:
     return [*prompt, *[None] * (length - len(prompt))]
-
-
-def damaged() -> LanguageModel:
-    lm = served.model()
-    with torch.no_grad():
-        lm.net.embed.weight[BAD] = float("nan")
-    return lm
 
 
 def test_a_full_pool_queues_and_everyone_is_served_in_turn():
@@ -74,7 +66,7 @@ def test_a_cancelled_request_frees_its_row_at_the_next_pass_and_leaves_the_other
 
 
 def test_a_request_that_breaks_the_model_fails_alone():
-    lm = damaged()
+    lm = served.damaged()
     engine = Engine(lm, EngineOptions(max_batch=3))
     prompts = [b"ab", bytes([BAD, 97]), b"cd", b"ef", b"gh"]
     some = [engine.generation(row(p), SamplingOptions(seed=1)) for p in prompts]

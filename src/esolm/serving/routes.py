@@ -12,9 +12,10 @@ from typing import Any
 try:
     from fastapi import FastAPI
     from fastapi import Request as HttpRequest
-    from fastapi.exceptions import HTTPException, RequestValidationError
+    from fastapi.exceptions import RequestValidationError
     from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
     from fastapi.staticfiles import StaticFiles
+    from starlette.exceptions import HTTPException
 except ImportError as error:
     raise ImportError("esolm.serving.routes needs fastapi: pip install 'esolm[serve]'") from error
 
@@ -43,6 +44,7 @@ STATUSES = {
     504: "The request took too long.",
 }
 """Errors of every route, for the OpenAPI document."""
+EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 Scope = MutableMapping[str, Any]
 
 
@@ -144,29 +146,27 @@ def _errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, unexpected)
     for kind in (ApiError, QueueFull, Stopping, ValueError, HTTPException):
         app.add_exception_handler(kind, known)
-    app.add_exception_handler(404, known)
-    app.add_exception_handler(405, known)
     app.add_exception_handler(RequestValidationError, invalid)
 
 
 def _generation_routes(app: FastAPI, server: Server) -> None:
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=EVENTS)
     async def completions(body: bodies.CompletionBody, request: HttpRequest) -> Response:
         """OpenAI's completions; with `suffix`, the text between prompt and suffix."""
         return await api.complete(server, body, request)
 
-    @app.post("/v1/fim/completions")
+    @app.post("/v1/fim/completions", responses=EVENTS)
     async def fim(body: bodies.FimBody, request: HttpRequest) -> Response:
         """Mistral's fill-in-the-middle: the same with a choice's text as a message."""
         changed = body if body.random_seed is None else body.model_copy(update={"seed": body.random_seed})
         return await api.complete(server, changed, request)
 
-    @app.post("/infill")
+    @app.post("/infill", responses=EVENTS)
     async def llama_infill(body: bodies.LlamaInfillBody, request: HttpRequest) -> Response:
         """llama.cpp's infill: the text between input_prefix and input_suffix."""
         return await api.llama_infill(server, body, request)
 
-    @app.post("/v1/infill")
+    @app.post("/v1/infill", responses=EVENTS)
     async def infill(body: bodies.InfillBody, request: HttpRequest) -> Response:
         """Fill in the blanks of a text, or the nulls among token ids."""
         return await api.infill(server, body, request)
@@ -229,7 +229,7 @@ def _other_routes(app: FastAPI, server: Server) -> None:
         fine = engine.alive and not engine.scheduler.closed
         return JSONResponse({"status": "ready" if fine else "stopping"}, 200 if fine else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Numbers for Prometheus."""
         return PlainTextResponse(server.measures.text(), media_type="text/plain; version=0.0.4")
