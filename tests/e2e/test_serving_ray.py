@@ -91,6 +91,7 @@ async def ask(url: str, seeds: range, meanwhile: Any = None) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # Ray starts a dozen processes
 def test_two_replicas_of_which_one_is_killed(model, deployed):
     url, handle = deployed
     lm = esolm.load(model, precision="float32")

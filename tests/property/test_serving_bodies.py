@@ -32,7 +32,7 @@ from schemathesis.specs.openapi.checks import (  # noqa: E402
 from esolm.serving.routes import make_app  # noqa: E402
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-EXAMPLES = 20
+EXAMPLES = 12
 LM = served.model()
 ENGINE = Engine(LM, EngineOptions(max_batch=4))
 APP = make_app(ENGINE, ServerOptions(max_n=4, max_body=100_000, timeout=60.0))
@@ -140,7 +140,7 @@ def test_no_body_is_an_error_of_the_server(path):
     client, statuses = TestClient(APP), set()
 
     @given(body=st.dictionaries(st.sampled_from(sorted(ROUTES[path])), st.just(None), max_size=4), data=st.data())
-    @settings(FEW, max_examples=60)
+    @settings(FEW, max_examples=40)
     def every(body: dict[str, Any], data: st.DataObject) -> None:
         filled = {name: data.draw(ROUTES[path][name]) for name in body}
         found = client.post(path, content=json.dumps(filled).encode(), headers={"Content-Type": "application/json"})

@@ -21,6 +21,7 @@ NAMES = {
     "start": "a new process from the shell to its first sample, by phase",
     "speculative": "passes, acceptance and time of speculative sampling, against one token at a time",
     "points": "passes and seconds of samples of trained models under several settings",
+    "serve": "serving: continuous batching against static batches and one at a time, and the overhead of the server",
     "machine": "matrix products and memory reads: the limits of this machine",
 }
 """Benchmarks and what they measure."""

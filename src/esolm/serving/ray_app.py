@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 try:
-    from pydantic import ConfigDict, ValidationError, create_model
     from ray import serve
 except ImportError as error:
     raise ImportError("esolm.serving.ray_app needs Ray Serve: pip install 'esolm[ray]'") from error
@@ -44,6 +43,8 @@ _running: list[Engine] = []  # the engine of this process
 
 def parsed(args: Mapping[str, Any]) -> dict[str, Any]:
     """The options by name, from words or values. Raises ValueError."""
+    from pydantic import ConfigDict, ValidationError, create_model
+
     fields: dict[str, Any] = {}
     for kind in KINDS:
         hints = get_type_hints(kind)

@@ -12,10 +12,9 @@ from typing import Any
 try:
     from fastapi import FastAPI
     from fastapi import Request as HttpRequest
-    from fastapi.exceptions import RequestValidationError
+    from fastapi.exceptions import HTTPException, RequestValidationError
     from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
     from fastapi.staticfiles import StaticFiles
-    from starlette.exceptions import HTTPException
 except ImportError as error:
     raise ImportError("esolm.serving.routes needs fastapi: pip install 'esolm[serve]'") from error
 
@@ -123,6 +122,7 @@ def make_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
 
 def _errors(app: FastAPI) -> None:
     """Every error in OpenAI's form."""
+    from starlette.exceptions import HTTPException as AnyHTTPException  # also of unknown paths and unreadable bodies
 
     async def known(_: HttpRequest, error: Exception) -> Response:
         if isinstance(error, ApiError):
@@ -144,7 +144,7 @@ def _errors(app: FastAPI) -> None:
         return ApiError(500, f"the server failed: {type(error).__name__}").response()  # Starlette logs the rest
 
     app.add_exception_handler(Exception, unexpected)
-    for kind in (ApiError, QueueFull, Stopping, ValueError, HTTPException):
+    for kind in (ApiError, QueueFull, Stopping, ValueError, AnyHTTPException):
         app.add_exception_handler(kind, known)
     app.add_exception_handler(RequestValidationError, invalid)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..likelihood.orders import NotFinite
-from .replies import ApiError, unless_gone
 from .scheduler import Between
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ PART = 2048
 
 async def score(server: Server, body: ScoreBody, request: HttpRequest) -> dict[str, Any]:
     """The answer of /v1/score. Raises ValueError for what the model cannot score."""
+    from .replies import ApiError, unless_gone
+
     texts: list[Any] = [body.text] if isinstance(body.text, str) else list(body.text or body.tokens or ())
     work = len(texts) * body.num_orders
     if work > server.options.max_score:
