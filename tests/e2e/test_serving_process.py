@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import esolm
-from support import served
+from support import runs, served
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install 'esolm[test]'")
 pytest.importorskip("fastapi", reason="needs fastapi: pip install 'esolm[serve]'")
@@ -47,6 +47,26 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
             httpx.get(f"{url}/ready")
     want = esolm.load("books", precision="float32").sample("It was", 1, seed=1, sampler="left_to_right").texts[0]
     assert "It was" + "".join(texts[:-1]) == want[: len("It was" + "".join(texts[:-1]))]
+
+
+def test_what_does_not_finish_in_time_after_sigterm_gets_an_answer(tmp_path):
+    """16 samples one after another, and half a second for them."""
+    model = runs.make_run(tmp_path / "run", length=256)
+    with served.process(model, "--max_batch", "1", "--drain", "0.5") as (server, url):
+        found = []
+        body = {"prompt": "ab", "max_tokens": 250, "n": 16, "sampler": "left_to_right"}
+        asking = threading.Thread(
+            target=lambda: found.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60))
+        )
+        asking.start()
+        while b"esolm_batch_size 1" not in httpx.get(f"{url}/metrics").content:
+            assert asking.is_alive()
+        server.send_signal(signal.SIGTERM)
+        asking.join(60)
+        assert server.wait(30) == 0
+    assert found[0].status_code == 503
+    assert found[0].headers["retry-after"]
+    assert found[0].json()["error"]["type"] == "service_unavailable_error"
 
 
 def test_a_killed_server_is_back_in_seconds():

@@ -31,7 +31,7 @@ from .scores import score
 PAGE = Path(__file__).parent / "page"
 OPEN = ("/", "/health", "/ready", "/page", "/docs", "/openapi.json")
 """Paths that need no key."""
-STATUSES = {
+STATUSES: dict[int | str, str] = {
     400: "A value is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
     404: "There is no such path or model.",

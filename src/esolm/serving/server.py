@@ -36,6 +36,13 @@ class DrainingServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def allow_origin(app: Any, origin: str) -> None:
+    """Let pages of an origin call the API (CORS)."""
+    from fastapi.middleware.cors import CORSMiddleware
+
+    app.add_middleware(CORSMiddleware, allow_origins=[origin], allow_methods=["*"], allow_headers=["*"])
+
+
 def serve_app(
     engine: Engine,
     options: ServerOptions,
@@ -47,9 +54,7 @@ def serve_app(
     """Serve until SIGTERM or SIGINT; returns the exit code. Raises OSError if the address cannot be used."""
     app = make_app(engine, options)
     if cors is not None:
-        from fastapi.middleware.cors import CORSMiddleware
-
-        app.add_middleware(CORSMiddleware, allow_origins=[cors], allow_methods=["*"], allow_headers=["*"])
+        allow_origin(app, cors)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
