@@ -22,6 +22,7 @@ WRAPPERS = {
     "esolm.interop.hf": "esolm[hf]",
     "esolm.interop.harness": "esolm[eval]",
     **{f"esolm.serving.{name}": "esolm[serve]" for name in SERVING},
+    "esolm.serving.ray_app": "esolm[ray]",
 }
 """What their error must name."""
 

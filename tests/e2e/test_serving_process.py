@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 import esolm
+from support import runs, served
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install 'esolm[test]'")
 pytest.importorskip("fastapi", reason="needs fastapi: pip install 'esolm[serve]'")
 
 
-@contextlib.contextmanager
-def process(*options: str) -> Iterator[tuple[subprocess.Popen, str]]:
-    """A server of the bundled model on a free port, and its address."""
-    words = [sys.executable, "-m", "esolm", "serve", "books", "--port", "0", "--precision", "float32", *options]
-    one = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=one) as found:
-        try:
-            assert found.stderr is not None
-            url = re.search(r"http://\S+", found.stderr.readline())[0]
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(f"{url}/ready").status_code == 200:
-                        break
-                time.sleep(0.05)
-            yield found, url
-        finally:
-            found.kill()
-
-
 def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
     body = {"prompt": "It was", "max_tokens": 120, "seed": 1, "sampler": "left_to_right", "stream": True}
-    with process("--max_batch", "1") as (server, url):
+    with served.process("books", "--max_batch", "1") as (server, url):
         texts: list[str] = []
 
         def read() -> None:
@@ -68,11 +43,31 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
     assert "It was" + "".join(texts[:-1]) == want[: len("It was" + "".join(texts[:-1]))]
 
 
+def test_what_does_not_finish_in_time_after_sigterm_gets_an_answer(tmp_path):
+    """16 samples one after another, and half a second for them."""
+    model = runs.make_run(tmp_path / "run", length=256)
+    with served.process(model, "--max_batch", "1", "--drain", "0.5") as (server, url):
+        found = []
+        body = {"prompt": "ab", "max_tokens": 250, "n": 16, "sampler": "left_to_right"}
+        asking = threading.Thread(
+            target=lambda: found.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60))
+        )
+        asking.start()
+        while b"esolm_batch_size 1" not in httpx.get(f"{url}/metrics").content:
+            assert asking.is_alive()
+        server.send_signal(signal.SIGTERM)
+        asking.join(60)
+        assert server.wait(30) == 0
+    assert found[0].status_code == 503
+    assert found[0].headers["retry-after"]
+    assert found[0].json()["error"]["type"] == "service_unavailable_error"
+
+
 def test_a_killed_server_is_back_in_seconds():
-    with process() as (server, url):
+    with served.process("books") as (server, url):
         server.kill()
         server.wait()
     begin = time.monotonic()
-    with process() as (_, url):
+    with served.process("books") as (_, url):
         assert httpx.post(f"{url}/v1/completions", json={"prompt": "It was"}, timeout=60).status_code == 200
     assert time.monotonic() - begin < 60

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +20,9 @@ import torch
 from esolm.data.tokenizer import tokenizer
 from esolm.model import LanguageModel, Row
 from esolm.sampling.options import SamplingOptions
+from esolm.serving.engine import Engine
 from esolm.serving.options import UNSERVED
+from esolm.serving.request import Generation
 from support import foreign, toy
 
 BYTES = tokenizer("bytes")
@@ -38,6 +45,18 @@ def model(name: str = "esolm", dtype: torch.dtype = torch.float64, length: int =
     system, options = SYSTEMS[name]
     net = toy.network(BYTES.vocab_size, length, dtype, **sizes)
     return LanguageModel(net, toy.make(system, BYTES.mask_id, **options), BYTES)
+
+
+BAD = 122
+"""A token whose embedding is NaN in `damaged`."""
+
+
+def damaged() -> LanguageModel:
+    """A model that fails on texts with the token BAD."""
+    lm = model()
+    with torch.no_grad():
+        lm.net.embed.weight[BAD] = float("nan")  # type: ignore[attr-defined]
+    return lm
 
 
 def random_row(lm: LanguageModel, rng: random.Random) -> Row:
@@ -86,8 +105,54 @@ def alone(lm: LanguageModel, row: Row, options: SamplingOptions) -> tuple[str, l
     return found.texts[0], found.tokens[0]
 
 
+def waited(engine: Engine, row: Row, options: SamplingOptions) -> Generation:
+    """A request served by a running engine to its end."""
+    done = threading.Event()
+    found = engine.generation(row, options, listen=lambda each, new: each.ended and done.set())
+    engine.submit(found)
+    assert done.wait(60), "the request did not end"
+    return found
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def is_empty(engine: Engine) -> bool:
+    """Whether nothing runs, waits, or holds a row."""
+    kept = (engine.scheduler.queue, engine.scheduler.live, engine.scheduler.errands, engine._pending, engine._leases)
+    return not any(kept) and not engine.pool.leases and not engine.runner.firsts and engine.pool.slots_used == 0
+
+
 @contextlib.contextmanager
-def live(engine: Any, **options: Any) -> Iterator[str]:
+def process(model: str | Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`esolm serve` as a process on a free port, and its address."""
+    import httpx
+
+    words = [sys.executable, "-m", "esolm", "serve", str(model), "--port", "0", "--precision", "float32", *options]
+    one = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=one) as found:
+        try:
+            assert found.stderr is not None
+            address = re.search(r"http://\S+", found.stderr.readline())
+            assert address is not None
+            url, deadline = address[0], time.monotonic() + 60
+            while time.monotonic() < deadline:
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"{url}/ready").status_code == 200:
+                        break
+                time.sleep(0.05)
+            yield found, url
+        finally:
+            found.kill()
+
+
+@contextlib.contextmanager
+def live(engine: Engine, **options: Any) -> Iterator[str]:
     """A server on a free port of this machine, in a thread; its address."""
     import uvicorn
 

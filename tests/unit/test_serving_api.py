@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,9 @@ from support import served
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install 'esolm[test]'")
 openai = pytest.importorskip("openai", reason="needs openai: pip install 'esolm[test]'")
 pytest.importorskip("fastapi", reason="needs fastapi: pip install 'esolm[serve]'")
+from fastapi.testclient import TestClient  # noqa: E402
+
+from esolm.serving import routes, server  # noqa: E402
 
 LM = served.model(length=64)
 KEY = "secret-key"
@@ -47,13 +49,6 @@ def http(url: str) -> Iterator[Any]:
 
 def expected(prompt: str, length: int, **options: Any) -> str:
     return LM.sample(prompt, 1, length, **options).texts[0][len(prompt) :]
-
-
-def eventually(condition: Any, seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
 
 
 def test_the_openai_client_completes_as_the_library_samples(client):
@@ -272,8 +267,7 @@ def test_clients_that_go_away_free_their_rows(stream):
                 client.stream("POST", f"{url}/v1/completions", json=body) as response,
             ):
                 next(response.iter_lines())  # and leave
-        assert eventually(lambda: not engine.scheduler.live and not engine.scheduler.queue)
-        assert engine.pool.leases == []
+        assert served.eventually(lambda: served.is_empty(engine))
 
 
 @pytest.mark.parametrize("name", ["ar", "bd3lm", "mdlm"])
@@ -286,3 +280,70 @@ def test_other_systems(name):
         assert found["choices"][0]["text"] == lm.tokenizer.decode(ids).split("<|endoftext|>")[0]
         middle = httpx.post(f"{url}/v1/completions", json={"prompt": "ab", "suffix": "c", "max_tokens": 9})
         assert middle.status_code == (400 if name == "ar" else 200)
+
+
+def test_usage_counts_a_prompt_once_and_a_suffix(http):
+    asked = {"prompt": ["abc", "de"], "suffix": "xy", "n": 2, "max_tokens": 4, "seed": 1}
+    usage = http.post("/v1/completions", json=asked).json()["usage"]
+    assert usage["prompt_tokens"] == 3 + 2 + 2 * 2
+    assert 4 <= usage["completion_tokens"] <= 4 * 4  # fewer after an end-of-sequence token
+    usage = http.post("/v1/infill", json={"tokens": [97, None, 98], "n": 3}).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, 3)
+
+
+def test_one_model_by_its_name(client):
+    assert client.models.retrieve("toy").id == "toy"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_errors_have_one_form_also_before_a_route(http):
+    for found in (
+        http.post("/v1/completions", content=b"\xff\xfe", headers={"Content-Type": "application/json"}),
+        http.post("/v1/completions", content=b"prompt=abc"),
+        http.get("/v1/completions"),
+        http.get("/nothing"),
+        http.post("/v1/score", json={"text": "ab", "unknown": 1}),
+    ):
+        assert 400 <= found.status_code < 500
+        assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_more_samples_than_places_are_refused_for_good():
+    """429 would tell the client to try again."""
+    with served.live(Engine(LM, EngineOptions(max_queue=2))) as url:
+        found = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "n": 3}, timeout=60)
+        assert (found.status_code, found.json()["error"]["param"]) == (400, "n")
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a", "n": 2}, timeout=60).status_code == 200
+
+
+def test_a_score_that_takes_too_long_is_504_and_stops():
+    engine = Engine(LM)
+    with served.live(engine, timeout=0.2) as url:
+        body = {"text": ["ab" * 30] * 8, "num_orders": 256}
+        assert httpx.post(f"{url}/v1/score", json=body, timeout=120).status_code == 504
+        assert served.eventually(lambda: engine._errand is None)
+
+
+def test_the_key_is_compared_in_constant_time(monkeypatch, url):
+    compared = []
+    original = routes.hmac.compare_digest
+    monkeypatch.setattr(routes.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or original(a, b))
+    for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}):
+        found = httpx.get(f"{url}/v1/models", headers=header)
+        assert found.status_code == 401
+        assert found.headers["www-authenticate"] == "Bearer"
+    assert len(compared) == 3
+    assert httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
+
+
+def test_cors_is_off_unless_an_origin_is_named(url):
+    asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in httpx.options(f"{url}/v1/completions", headers=asked).headers
+    app = routes.make_app(Engine(LM))
+    server.allow_origin(app, "https://example.org")
+    with TestClient(app) as client:
+        found = client.options("/v1/completions", headers=asked)
+        assert found.headers["access-control-allow-origin"] == "https://example.org"
+        other = client.options("/v1/completions", headers={**asked, "Origin": "https://other.org"})
+        assert "access-control-allow-origin" not in other.headers

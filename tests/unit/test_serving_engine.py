@@ -6,7 +6,6 @@ import threading
 import time
 
 import pytest
-import torch
 
 from esolm.model import LanguageModel
 from esolm.sampling.options import SamplingOptions
@@ -15,18 +14,11 @@ from esolm.serving.request import CANCELLED, DONE, FAILED, WAITING
 from esolm.serving.scheduler import QueueFull, Stopping
 from support import served, toy
 
-BAD = 122  # a token whose embedding is NaN in `damaged`
+BAD = served.BAD
 
 
 def row(prompt: bytes = b"ab", length: int = 16) -> list[int | None]:
     return [*prompt, *[None] * (length - len(prompt))]
-
-
-def damaged() -> LanguageModel:
-    lm = served.model()
-    with torch.no_grad():
-        lm.net.embed.weight[BAD] = float("nan")
-    return lm
 
 
 def test_a_full_pool_queues_and_everyone_is_served_in_turn():
@@ -74,7 +66,7 @@ def test_a_cancelled_request_frees_its_row_at_the_next_pass_and_leaves_the_other
 
 
 def test_a_request_that_breaks_the_model_fails_alone():
-    lm = damaged()
+    lm = served.damaged()
     engine = Engine(lm, EngineOptions(max_batch=3))
     prompts = [b"ab", bytes([BAD, 97]), b"cd", b"ef", b"gh"]
     some = [engine.generation(row(p), SamplingOptions(seed=1)) for p in prompts]
@@ -129,7 +121,7 @@ def test_refusals():
     with pytest.raises(Stopping):
         engine.submit(some[0])
     with pytest.raises(Stopping):
-        engine.errand(lambda: 0)
+        engine.errand(lambda between: 0)
     with pytest.raises(ValueError):
         Engine(served.model("esolm", **toy.FAMILIES["gpt2"]), EngineOptions(max_length=served.LENGTH + 1))
 
@@ -202,9 +194,9 @@ def test_the_thread_serves_several_clients_and_stops_when_all_is_done():
             some.append(each)
             engine.submit(each)
         assert all(event.wait(30) for event in done)
-        assert engine.errand(lambda: threading.current_thread().name).result(10) == "esolm-engine"
+        assert engine.errand(lambda between: threading.current_thread().name).found.result(10) == "esolm-engine"
         with pytest.raises(ZeroDivisionError):
-            engine.errand(lambda: 1 // 0).result(10)
+            engine.errand(lambda between: 1 // 0).found.result(10)
         last = engine.generation(row(), SamplingOptions(seed=99))
         engine.submit(last)
         assert engine.stop()

@@ -22,6 +22,7 @@ NAMES = {
     "speculative": "passes, acceptance and time of speculative sampling, against one token at a time",
     "caches": "approximate caches of MDLM against no cache, beside the exact cache of an Eso-LM",
     "points": "passes and seconds of samples of trained models under several settings",
+    "serve": "serving: continuous batching against static batches and one at a time, and the overhead of the server",
     "machine": "matrix products and memory reads: the limits of this machine",
 }
 """Benchmarks and what they measure."""

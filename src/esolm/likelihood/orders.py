@@ -27,6 +27,10 @@ Advance = Callable[[int], None]
 """Called with the number of sequences scored since the last call."""
 
 
+class NotFinite(ValueError):
+    """A likelihood is NaN or infinite, as with damaged weights."""
+
+
 def draw_orders(
     batch: Batch, alpha_0: float, rng: Randomness, number: int, antithetic: bool, given_order: str = "ascending"
 ) -> Tensor:
@@ -110,7 +114,7 @@ def weigh(
                     if tokens is not None:
                         tokens[index, : nats.shape[-1]] -= nats.sum(0)
                     if not block.isfinite().all():
-                        raise ValueError("a likelihood is not finite: the weights are damaged")
+                        raise NotFinite("a likelihood is not finite: the weights are damaged")
                     keep(matrix)
                 advance(block.numel())
         return matrix[mine.start : mine.stop]
@@ -159,6 +163,7 @@ def log_prob(
     given_order: str = "ascending",
     seed: int = 0,
     batch_size: int = 32,
+    advance: Advance = lambda done: None,
 ) -> LogProb:
     """log p of the tokens of each row that are not given, given those that are; rows may differ in length.
 
@@ -175,7 +180,8 @@ def log_prob(
     kept, _ = padded(given)
     tokens = torch.zeros(x.shape, dtype=torch.float64)
     options = {"seed": seed, "antithetic": antithetic, "given_order": given_order, "batch_size": batch_size}
-    log_w = weigh(net, system, Batch(x, valid, kept.bool()), num_orders, tokens=tokens, **options)  # type: ignore[arg-type]
+    batch = Batch(x, valid, kept.bool())
+    log_w = weigh(net, system, batch, num_orders, tokens=tokens, advance=advance, **options)  # type: ignore[arg-type]
     each = [values[:n].tolist() for values, n in zip(tokens / num_orders, valid.sum(1).tolist())]
     if exact or estimator == "iw":
         return LogProb(-estimators.bound(log_w), each, log_w, "exact" if exact else "bound")

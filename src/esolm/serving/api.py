@@ -38,10 +38,10 @@ class Server:
     def group(self, body: bodies.SamplingBody, rows: list[Row], top: int | None, choices: list[Choice] | None) -> Group:
         """The generations of a request: body.n of each row."""
         self.check_model(body.model)
-        total = len(rows) * body.n
-        if total > self.options.max_n:
-            raise ApiError(400, f"{total} samples in one request; at most {self.options.max_n} are allowed", "n")
-        group = Group(self.engine, self.measures, bool(body.stream))
+        total, most = len(rows) * body.n, min(self.options.max_n, self.engine.options.max_queue)
+        if total > most:
+            raise ApiError(400, f"{total} samples in one request; at most {most} are allowed", "n")
+        group = Group(self.engine, self.measures, bool(body.stream), body.n)
         options = body.sampling_options(body.seed if body.seed is not None else secrets.randbits(53))
         for i in range(total):
             ended = choices[i].ended if choices is not None else None
@@ -69,8 +69,7 @@ class Server:
         return group, choices
 
     def usage(self, group: Group, choices: list[Choice] | None) -> dict[str, int]:
-        prompts = {id(g.request): g.length - len(g.drawn) for g in group.members}
-        given = sum(prompts.values())
+        given = sum(g.length - len(g.drawn) for g in group.members[:: group.each])  # a prompt counts once
         made = sum(len(c.ids) for c in choices) if choices is not None else sum(len(g.chosen) for g in group.members)
         return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
 
@@ -176,18 +175,24 @@ async def infill_stream(server: Server, group: Group) -> AsyncIterator[str]:
     yield END_OF_STREAM
 
 
-async def streamed(group: Group, events: AsyncIterator[str]) -> StreamingResponse:
-    """A response of server-sent events; a client that goes away frees its rows."""
-    await group.__aenter__()  # a full queue is an error with its own status, not an event
+class EventResponse(StreamingResponse):
+    """Server-sent events about a group; a client that goes away frees its rows, also before the first event."""
 
-    async def body() -> AsyncIterator[str]:
+    def __init__(self, group: Group, events: AsyncIterator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self.group = group
+
+    async def __call__(self, *connection: Any) -> None:
         try:
-            async for event in events:
-                yield event
+            await super().__call__(*connection)
         finally:
-            await group.__aexit__()
+            await self.group.__aexit__()
 
-    return StreamingResponse(body(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+async def streamed(group: Group, events: AsyncIterator[str]) -> EventResponse:
+    """Submit the group and answer with events; a full queue is an error with its own status, not an event."""
+    await group.__aenter__()
+    return EventResponse(group, events)
 
 
 async def llama_infill(server: Server, body: bodies.LlamaInfillBody, request: HttpRequest) -> Response:

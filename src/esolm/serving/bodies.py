@@ -13,7 +13,23 @@ from ..sampling.options import SamplingOptions
 
 MOST_STOPS = 4
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 TokenIds = list[StrictInt]
+
+
+class ErrorDetail(BaseModel):
+    """What was wrong, and in which field."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(BaseModel):
+    """Every error, in OpenAI's form."""
+
+    error: ErrorDetail
 
 
 class SamplingBody(BaseModel):
@@ -23,7 +39,7 @@ class SamplingBody(BaseModel):
 
     model: StrictStr | None = None
     n: Annotated[StrictInt, Field(ge=1)] = 1
-    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Seed | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -100,7 +116,7 @@ class CompletionBody(SamplingBody):
 class FimBody(CompletionBody):
     """/v1/fim/completions, as Mistral has it; `random_seed` is its name of the seed, `min_tokens` is always met."""
 
-    random_seed: StrictInt | None = None
+    random_seed: Seed | None = None
     min_tokens: StrictInt | None = None
 
 
@@ -148,7 +164,7 @@ class ScoreBody(BaseModel):
     num_orders: Annotated[StrictInt, Field(ge=1)] = 16
     antithetic: StrictBool = False
     given_order: Literal["ascending", "random"] = "ascending"
-    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _one_of_two(self) -> ScoreBody:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ from ..sampling.options import SamplingOptions
 from ..sampling.passes import Deferred, Pass
 from .options import EngineOptions
 from .pool import KVPool, Lease
-from .request import FAILED, Generation
+from .request import DONE, FAILED, Generation
 from .runner import Pending, Runner
-from .scheduler import Scheduler, Stopping
+from .scheduler import Between, Errand, Scheduler
 
 SLACK = 32
 """Slots of a row beyond the length: the start token, and masks in the place of drafts."""
@@ -53,6 +53,7 @@ class Engine:
         self._pending: dict[Generation, Pending] = {}
         self._leases: dict[Generation, Lease] = {}
         self._thread: threading.Thread | None = None
+        self._errand: Errand | None = None  # the one that runs
 
     def generation(self, row: Row, options: SamplingOptions, *index: int, **more: Any) -> Generation:
         """A request that this engine can run; raises ValueError for one that it cannot."""
@@ -72,20 +73,21 @@ class Engine:
         """End requests, from any thread; their rows are free at the next pass."""
         self.scheduler.cancel(some)
 
-    def errand(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function on the engine's thread between two passes: networks are not called from two threads."""
-        found: Future[Any] = Future()
-        with self.scheduler.changed:
-            if self.scheduler.closed:
-                raise Stopping("the server is stopping")
-            self.scheduler.errands.append((function, found))
-            self.scheduler.changed.notify_all()
-        return found
+    def errand(self, function: Callable[[Between], Any], seconds: float | None = None) -> Errand:
+        """Run a function on the engine's thread: networks are not called from two threads. Its argument lets the engine
+        make a pass, so that requests go on. seconds: a time limit. Raises QueueFull or Stopping."""
+        made = Errand(function, None if seconds is None else time.monotonic() + seconds)
+        self.scheduler.add_errand(made)
+        return made
+
+    def step(self) -> bool:
+        """One errand, if any waits, and one pass; returns whether there was anything to do."""
+        worked = self._run_errand()
+        return self.make_pass() or worked
 
     @torch.inference_mode()
-    def step(self) -> bool:
+    def make_pass(self) -> bool:
         """One pass; returns whether there was anything to do."""
-        worked = self._run_errand()
         self.scheduler.sweep()
         self._retire()
         for generation in self.scheduler.admitted():
@@ -93,7 +95,7 @@ class Engine:
         self._retire()
         pending = [self._pending[each] for each in self.scheduler.live]
         if not pending:
-            return worked
+            return False
         self.runner.run(pending)
         self.passes += 1
         for generation, each in zip(list(self.scheduler.live), pending, strict=True):
@@ -112,7 +114,9 @@ class Engine:
             pass
 
     def start(self) -> None:
-        """Run on a thread of its own until `stop`."""
+        """Run on a thread of its own until `stop`, once."""
+        if self._thread is not None:
+            raise RuntimeError("the engine was started before: make a new one")
         self._thread = threading.Thread(target=self._loop, name="esolm-engine", daemon=True)
         self._thread.start()
 
@@ -121,11 +125,21 @@ class Engine:
         self.scheduler.close()
         if self._thread is not None:
             self._thread.join(seconds)
-        rest = [*self.scheduler.queue, *self.scheduler.live]
-        self.cancel(*rest)
+        unfinished = self.end_all()
         if self._thread is not None:
             self._thread.join()
-        return not rest
+        return not unfinished
+
+    def end_all(self) -> int:
+        """End all requests and errands, from any thread; returns their number."""
+        with self.scheduler.changed:
+            rest, errands = [*self.scheduler.queue, *self.scheduler.live], [*self.scheduler.errands]
+            if (running := self._errand) is not None:
+                errands.append(running)
+        self.cancel(*rest)
+        for errand in errands:
+            errand.cancelled = True
+        return len(rest) + len(errands)
 
     @property
     def alive(self) -> bool:
@@ -134,27 +148,37 @@ class Engine:
 
     def _loop(self) -> None:
         while True:
-            try:
-                worked = self.step()
-            except Exception:
-                logging.getLogger("esolm").exception("the engine failed in a pass; all its requests end")
-                for each in self.scheduler.live:
-                    each.end(FAILED, "the engine failed")
-                worked = True
-            if not worked:
-                if self.scheduler.closed:
-                    return
-                self.scheduler.wait(1.0)
+            worked = self._run_errand()
+            if not (self._safe_pass() or worked) and not self.scheduler.wait(1.0):
+                return
+
+    def _safe_pass(self) -> bool:
+        """A pass; if the engine itself fails in it, the requests that run end, and the next ones are served."""
+        try:
+            return self.make_pass()
+        except Exception:
+            logging.getLogger("esolm").exception("the engine failed in a pass; all its requests end")
+            for each in self.scheduler.live:
+                each.end(FAILED, "the engine failed")
+            return True
 
     def _run_errand(self) -> bool:
-        if not self.scheduler.errands:
-            return False
-        function, found = self.scheduler.errands.popleft()
-        if found.set_running_or_notify_cancel():
+        with self.scheduler.changed:
+            if not self.scheduler.errands:
+                return False
+            self._errand = errand = self.scheduler.errands.popleft()
+
+        def between() -> None:
+            errand.check()
+            self._safe_pass()
+
+        if errand.found.set_running_or_notify_cancel():
             try:
-                found.set_result(function())
+                errand.check()
+                errand.found.set_result(errand.function(between))
             except Exception as error:
-                found.set_exception(error)
+                errand.found.set_exception(error)
+        self._errand = None
         return True
 
     def _network(self, generation: Generation) -> Deferred:
@@ -181,7 +205,7 @@ class Engine:
             self._pending.pop(generation, None)
             if lease := self._leases.pop(generation, None):
                 self.runner.forget(lease)
-                self.pool.release(lease, scrub=generation.state == FAILED)
+                self.pool.release(lease, scrub=generation.state != DONE)
 
     def __enter__(self) -> Engine:
         self.start()

@@ -17,6 +17,7 @@ except ImportError as error:
 from .engine import Engine
 from .measures import Measures
 from .request import CANCELLED, DONE, FAILED, Chosen, Generation
+from .scheduler import TIMED_OUT
 
 TYPES = {
     400: "invalid_request_error",
@@ -52,8 +53,7 @@ class ApiError(Exception):
 def failure(generation: Generation) -> ApiError | None:
     """The error of a generation that did not finish."""
     if generation.state == FAILED:
-        late = generation.deadline is not None and time.monotonic() > generation.deadline
-        return ApiError(504 if late else 500, generation.error or "the sample failed")
+        return ApiError(504 if generation.error == TIMED_OUT else 500, generation.error or "the sample failed")
     return ApiError(503, "the server is stopping") if generation.state == CANCELLED else None
 
 
@@ -63,11 +63,25 @@ def sse(data: dict[str, Any], event: str | None = None) -> str:
     return f"{name}data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-class Group:
-    """The generations of one HTTP request. Leaving the context cancels those that have not ended."""
+async def unless_gone(waiting: asyncio.Future[Any], request: HttpRequest) -> Any:
+    """The result of a future. Raises ApiError, and cancels it, if the client goes away before."""
+    try:
+        while not (await asyncio.wait({waiting}, timeout=0.25))[0]:
+            if await request.is_disconnected():
+                raise ApiError(499, "the client went away")
+        return waiting.result()
+    finally:
+        waiting.cancel()
 
-    def __init__(self, engine: Engine, measures: Measures, watch: bool) -> None:
-        self.engine, self.measures = engine, measures
+
+class Group:
+    """The generations of one HTTP request, `each` of them for one prompt; watch: report every step.
+
+    Leaving the context cancels those that have not ended.
+    """
+
+    def __init__(self, engine: Engine, measures: Measures, watch: bool, each: int = 1) -> None:
+        self.engine, self.measures, self.each = engine, measures, each
         self.loop = asyncio.get_running_loop()
         self.news: asyncio.Queue[tuple[int, Sequence[Chosen]]] = asyncio.Queue()
         self.members: list[Generation] = []
@@ -116,13 +130,7 @@ class Group:
             async for _ in self.events():
                 pass
 
-        waiting = asyncio.ensure_future(everyone())
-        try:
-            while not (await asyncio.wait({waiting}, timeout=0.25))[0]:
-                if await request.is_disconnected():
-                    raise ApiError(499, "the client went away")
-        finally:
-            waiting.cancel()
+        await unless_gone(asyncio.ensure_future(everyone()), request)
         for each in self.members:
             if error := failure(each):
                 raise error

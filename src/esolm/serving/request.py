@@ -5,6 +5,7 @@ Shapes: R rows that get logits, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
@@ -83,8 +84,12 @@ class Generation:
 
     def start(self, net: Network) -> Pass | None:
         """Begin to sample with a deferred network; returns the first pass."""
-        found = self.lm.system.sample(net, self.request, self.schedule, self.rng)
         self.state = RUNNING
+        try:
+            found = self.lm.system.sample(net, self.request, self.schedule, self.rng)
+        except Exception as error:
+            self._fail(error)
+            return None
         if not isinstance(found, Generator):
             self.end(FAILED, f"{self.lm.system.name} does not sample by a generator, which serving needs")
             return None
@@ -105,11 +110,15 @@ class Generation:
             return item
         except StopIteration:
             self.end(DONE)
-        except BadLogits as error:
-            self.end(FAILED, f"sampling failed at step {self.steps}: {error}")
-        except (ValueError, RuntimeError) as error:
-            self.end(FAILED, str(error))
+        except Exception as error:  # whatever a loop raises ends its own request and no other
+            self._fail(error)
         return None
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, ValueError | RuntimeError):
+            logging.getLogger("esolm").error("a sampling loop failed", exc_info=error)
+        where = f"sampling failed at step {self.steps}: " if isinstance(error, BadLogits) else ""
+        self.end(FAILED, f"{where}{error}" if str(error) else type(error).__name__)
 
     def end(self, state: str, error: str | None = None) -> None:
         """End it, once; the engine then frees its row."""
@@ -120,8 +129,7 @@ class Generation:
         if self._steps is not None:
             self._steps.close()
         self._steps = self._logits = None
-        if self.listen is not None:
-            self.listen(self, ())
+        self._tell(())
 
     def _take(self, step: Step) -> None:
         columns = step.drawn[0].nonzero()[:, 0].tolist()
@@ -134,8 +142,19 @@ class Generation:
             self.chosen[each.position] = each
         self.steps += 1
         self._settle()
-        if self.listen is not None and found:
-            self.listen(self, found)
+        if found:
+            self._tell(found)
+
+    def _tell(self, new: Sequence[Chosen]) -> None:
+        """Call the listener; one that fails, as when its event loop is closed, ends its own request."""
+        if self.listen is None:
+            return
+        try:
+            self.listen(self, new)
+        except Exception:
+            self.listen = None
+            logging.getLogger("esolm").exception("the listener of a request failed")
+            self.end(CANCELLED)
 
     def _with_logprobs(self, found: list[Chosen], most: int, step: Step) -> list[Chosen]:
         """The first rows of a pass's logits are those of the tokens that it commits, in their order: in every loop that

@@ -31,6 +31,19 @@ from .scores import score
 PAGE = Path(__file__).parent / "page"
 OPEN = ("/", "/health", "/ready", "/page", "/docs", "/openapi.json")
 """Paths that need no key."""
+STATUSES: dict[int | str, str] = {
+    400: "A value is wrong; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such path or model.",
+    413: "The request is too large.",
+    429: "The queue is full; `Retry-After` says when to try again.",
+    "4XX": "Another error of the client.",
+    500: "The model failed.",
+    503: "The server is stopping.",
+    504: "The request took too long.",
+}
+"""Errors of every route, for the OpenAPI document."""
+EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 Scope = MutableMapping[str, Any]
 
 
@@ -94,7 +107,10 @@ def make_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
         yield
         await asyncio.to_thread(engine.stop)
 
-    app = FastAPI(title="esolm", version=__version__, lifespan=life, redoc_url=None)
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": bodies.ErrorReply, "description": about} for status, about in STATUSES.items()
+    }
+    app = FastAPI(title="esolm", version=__version__, lifespan=life, redoc_url=None, responses=errors)
     app.state.server = server
     app.add_middleware(Guard, server=server)
     _errors(app)
@@ -106,6 +122,7 @@ def make_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
 
 def _errors(app: FastAPI) -> None:
     """Every error in OpenAI's form."""
+    from starlette.exceptions import HTTPException as AnyHTTPException  # also of unknown paths and unreadable bodies
 
     async def known(_: HttpRequest, error: Exception) -> Response:
         if isinstance(error, ApiError):
@@ -123,31 +140,33 @@ def _errors(app: FastAPI) -> None:
         field = ".".join(str(part) for part in first["loc"][1:] if not isinstance(part, int)) or None
         return ApiError(400, f"{field or 'the body'}: {first['msg']}", field).response()
 
-    for kind in (ApiError, QueueFull, Stopping, ValueError, HTTPException):
+    async def unexpected(_: HttpRequest, error: Exception) -> Response:
+        return ApiError(500, f"the server failed: {type(error).__name__}").response()  # Starlette logs the rest
+
+    app.add_exception_handler(Exception, unexpected)
+    for kind in (ApiError, QueueFull, Stopping, ValueError, AnyHTTPException):
         app.add_exception_handler(kind, known)
-    app.add_exception_handler(404, known)
-    app.add_exception_handler(405, known)
     app.add_exception_handler(RequestValidationError, invalid)
 
 
 def _generation_routes(app: FastAPI, server: Server) -> None:
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=EVENTS)
     async def completions(body: bodies.CompletionBody, request: HttpRequest) -> Response:
         """OpenAI's completions; with `suffix`, the text between prompt and suffix."""
         return await api.complete(server, body, request)
 
-    @app.post("/v1/fim/completions")
+    @app.post("/v1/fim/completions", responses=EVENTS)
     async def fim(body: bodies.FimBody, request: HttpRequest) -> Response:
         """Mistral's fill-in-the-middle: the same with a choice's text as a message."""
         changed = body if body.random_seed is None else body.model_copy(update={"seed": body.random_seed})
         return await api.complete(server, changed, request)
 
-    @app.post("/infill")
+    @app.post("/infill", responses=EVENTS)
     async def llama_infill(body: bodies.LlamaInfillBody, request: HttpRequest) -> Response:
         """llama.cpp's infill: the text between input_prefix and input_suffix."""
         return await api.llama_infill(server, body, request)
 
-    @app.post("/v1/infill")
+    @app.post("/v1/infill", responses=EVENTS)
     async def infill(body: bodies.InfillBody, request: HttpRequest) -> Response:
         """Fill in the blanks of a text, or the nulls among token ids."""
         return await api.infill(server, body, request)
@@ -157,10 +176,10 @@ def _other_routes(app: FastAPI, server: Server) -> None:
     lm, engine = server.lm, server.engine
 
     @app.post("/v1/score")
-    async def log_likelihood(body: bodies.ScoreBody) -> dict[str, Any]:
+    async def log_likelihood(body: bodies.ScoreBody, request: HttpRequest) -> dict[str, Any]:
         """log p of texts, in nats, given any of their positions."""
         server.check_model(body.model)
-        return await score(server, body)
+        return await score(server, body, request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -171,6 +190,13 @@ def _other_routes(app: FastAPI, server: Server) -> None:
         about |= {"block_size": system.block_size, "eos_id": lm.tokenizer.eos_id}
         own = {"id": server.options.name, "object": "model", "created": server.created, "owned_by": "esolm"}
         return {"object": "list", "data": [{**own, **about}]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """The model of this name."""
+        server.check_model(name)
+        found: dict[str, Any] = (await models())["data"][0]
+        return found
 
     @app.post("/tokenize")
     async def tokenize(body: bodies.TokenizeBody) -> dict[str, Any]:
@@ -203,7 +229,7 @@ def _other_routes(app: FastAPI, server: Server) -> None:
         fine = engine.alive and not engine.scheduler.closed
         return JSONResponse({"status": "ready" if fine else "stopping"}, 200 if fine else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Numbers for Prometheus."""
         return PlainTextResponse(server.measures.text(), media_type="text/plain; version=0.0.4")

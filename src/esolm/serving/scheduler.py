@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from .request import CANCELLED, FAILED, Generation
@@ -22,13 +23,34 @@ class Stopping(Exception):
     """The engine accepts no more requests."""
 
 
+Between = Callable[[], None]
+"""Called by an errand between two parts of its work: the engine makes a pass. Raises if the errand is to end."""
+
+
+@dataclass(eq=False)
+class Errand:
+    """Work other than sampling for the engine's thread."""
+
+    function: Callable[[Between], Any]
+    deadline: float | None
+    found: Future[Any] = field(default_factory=Future)
+    cancelled: bool = False
+
+    def check(self) -> None:
+        """Raise TimeoutError or Stopping if it is to end."""
+        if self.cancelled:
+            raise Stopping("the server is stopping, or the client went away")
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise TimeoutError(TIMED_OUT)
+
+
 class Scheduler:
     """The queue and the requests that run. `add` and `cancel` may be called from any thread."""
 
     def __init__(self, max_batch: int, max_queue: int) -> None:
         self.max_batch, self.max_queue = max_batch, max_queue
         self.queue: deque[Generation] = deque()
-        self.errands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self.errands: deque[Errand] = deque()
         self.live: list[Generation] = []
         self.changed = threading.Condition()
         self.closed = False
@@ -37,12 +59,22 @@ class Scheduler:
     def add(self, some: Sequence[Generation]) -> None:
         """Queue requests, all or none. Raises QueueFull or Stopping."""
         with self.changed:
-            if self.closed:
-                raise Stopping("the server is stopping")
-            if len(self.queue) + len(some) > self.max_queue:
-                raise QueueFull(f"{len(self.queue)} requests wait and at most {self.max_queue} may: try again later")
+            self._check_room(len(self.queue), len(some))
             self.queue.extend(some)
             self.changed.notify_all()
+
+    def add_errand(self, errand: Errand) -> None:
+        """Queue an errand, of which as many may wait as samples. Raises QueueFull or Stopping."""
+        with self.changed:
+            self._check_room(len(self.errands), 1)
+            self.errands.append(errand)
+            self.changed.notify_all()
+
+    def _check_room(self, waiting: int, new: int) -> None:
+        if self.closed:
+            raise Stopping("the server is stopping")
+        if waiting + new > self.max_queue:
+            raise QueueFull(f"{waiting} requests wait and at most {self.max_queue} may: try again later")
 
     def cancel(self, some: Sequence[Generation]) -> None:
         """End requests before the next pass."""
@@ -87,8 +119,11 @@ class Scheduler:
                 self.live.append(found)
             yield found
 
-    def wait(self, seconds: float) -> None:
-        """Sleep until there is something to do."""
+    def wait(self, seconds: float) -> bool:
+        """Sleep until there is something to do; returns False if there will be nothing any more."""
         with self.changed:
-            if not (self.queue or self.errands or self._cancelled or self.closed):
+            if not (self.queue or self.errands or self._cancelled):
+                if self.closed:
+                    return False
                 self.changed.wait(seconds)
+        return True

@@ -1,4 +1,4 @@
-"""Likelihood over HTTP: `lm.log_prob` between two passes of the engine."""
+"""Likelihood over HTTP: `lm.log_prob` on the engine's thread, in parts with passes of the engine between them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..likelihood.orders import NotFinite
+from .scheduler import Between
+
 if TYPE_CHECKING:
+    from fastapi import Request as HttpRequest
+
     from .api import Server
     from .bodies import ScoreBody
 
+PART = 2048
+"""Tokens that are scored in one call: the longest time, in tokens, that running requests wait."""
 
-async def score(server: Server, body: ScoreBody) -> dict[str, Any]:
+
+async def score(server: Server, body: ScoreBody, request: HttpRequest) -> dict[str, Any]:
     """The answer of /v1/score. Raises ValueError for what the model cannot score."""
+    from .replies import ApiError, unless_gone
+
     texts: list[Any] = [body.text] if isinstance(body.text, str) else list(body.text or body.tokens or ())
     work = len(texts) * body.num_orders
     if work > server.options.max_score:
@@ -21,8 +31,11 @@ async def score(server: Server, body: ScoreBody) -> dict[str, Any]:
         raise ValueError(f"{len(texts)} texts times {body.num_orders} orders; at most {most} in one request")
     options = {name: getattr(body, name) for name in ("estimator", "num_orders", "antithetic", "given_order", "seed")}
 
-    def compute() -> dict[str, Any]:
-        found = server.lm.log_prob(texts, body.context, body.given, body.alpha_0, **options)
+    options["batch_size"] = max(1, min(32, PART // server.lm.net.config.length))
+
+    def compute(between: Between) -> dict[str, Any]:
+        more = {**options, "advance": lambda done: between()}
+        found = server.lm.log_prob(texts, body.context, body.given, body.alpha_0, **more)
         weights = found.log_weights
         errors = [None] * len(texts) if weights.shape[1] == 1 else standard_error(weights).tolist()
         totals = found.total.tolist()
@@ -32,7 +45,13 @@ async def score(server: Server, body: ScoreBody) -> dict[str, Any]:
         ]
         return {"object": "scores", "kind": found.kind, "num_orders": weights.shape[1], "data": data}
 
-    result = await asyncio.wrap_future(server.engine.errand(compute))
+    errand = server.engine.errand(compute, server.options.timeout)
+    try:
+        result = await unless_gone(asyncio.wrap_future(errand.found), request)
+    except (TimeoutError, NotFinite) as error:
+        raise ApiError(504 if isinstance(error, TimeoutError) else 500, str(error)) from error
+    finally:
+        errand.cancelled = True
     return {**result, "estimator": body.estimator, "model": server.options.name}
 
 

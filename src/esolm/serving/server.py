@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 import sys
+import threading
 from typing import Any
 
 try:
@@ -20,14 +22,25 @@ from .routes import make_app
 class DrainingServer(uvicorn.Server):
     """Refuses new requests from the signal on, also on connections that are open, and finishes accepted ones."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine, drain: float) -> None:
         super().__init__(config)
-        self.engine = engine
+        self.engine, self.drain = engine, drain
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Called by the signal."""
-        self.engine.scheduler.closed = True  # the condition's lock may be held by the thread that the signal hit
+        if not self.engine.scheduler.closed:
+            self.engine.scheduler.closed = True  # the condition's lock may be held by the thread that the signal hit
+            late = threading.Timer(self.drain, self.engine.end_all)  # the rest is answered by 503
+            late.daemon = True
+            late.start()
         super().handle_exit(sig, frame)
+
+
+def allow_origin(app: Any, origin: str) -> None:
+    """Let pages of an origin call the API (CORS)."""
+    from fastapi.middleware.cors import CORSMiddleware
+
+    app.add_middleware(CORSMiddleware, allow_origins=[origin], allow_methods=["*"], allow_headers=["*"])
 
 
 def serve_app(
@@ -41,9 +54,7 @@ def serve_app(
     """Serve until SIGTERM or SIGINT; returns the exit code. Raises OSError if the address cannot be used."""
     app = make_app(engine, options)
     if cors is not None:
-        from fastapi.middleware.cors import CORSMiddleware
-
-        app.add_middleware(CORSMiddleware, allow_origins=[cors], allow_methods=["*"], allow_headers=["*"])
+        allow_origin(app, cors)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,10 +64,9 @@ def serve_app(
             raise ValueError(f"cannot listen on {host} port {port}: {error}") from error
         shown = f"[{host}]" if ":" in host else host
         print(f"serving {options.name} on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
-        config = uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=max(1, round(drain)), server_header=False
-        )
+        longest = math.ceil(drain) + 5  # then connections are closed, whatever they wait for
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=longest, server_header=False)
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles them, and raises them again at its end
             signal.signal(number, signal.SIG_IGN)
-        DrainingServer(config, engine).run(sockets=[listener])
+        DrainingServer(config, engine, drain).run(sockets=[listener])
     return 0
