@@ -20,7 +20,7 @@ from ..data import Loader
 from ..model import load
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
-from ..net.head import Score
+from ..net.head import Scoring
 from ..net.protocol import Network, trainable
 from ..systems import System, as_any_order
 from .latency import networks
@@ -54,7 +54,7 @@ class _Logits:
         time: Tensor | None = None,
         cache: KVCache | None = None,
         out: Rows | None = None,
-        score: Score | None = None,
+        score: Scoring | None = None,
     ) -> Tensor:
         """The call with an empty cache, which makes it a native pass."""
         assert score is not None
