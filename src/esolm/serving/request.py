@@ -127,9 +127,8 @@ class Generation:
         self._tell(())
 
     def _take(self, step: Step) -> None:
-        columns = step.drawn[0].nonzero()[:, 0].tolist()
-        positions, tokens = step.position[0].tolist(), step.token[0].tolist()
-        found = [Chosen(positions[c], tokens[c]) for c in columns]
+        columns = zip(step.position[0].tolist(), step.token[0].tolist(), step.drawn[0].tolist(), strict=True)
+        found = [Chosen(position, token) for position, token, drawn in columns if drawn]
         if self.top_logprobs is not None:
             found = self._with_logprobs(found, self.top_logprobs)
         for each in found:
