@@ -21,7 +21,9 @@ import esolm
 from support import runs
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+os.environ.setdefault("RAY_worker_niceness", "0")  # of 15, Ray's default, workers starve on a busy machine
+for limit in ("PROXY_READY_CHECK", "PROXY_HEALTH_CHECK"):  # on a busy machine processes take long to start
+    os.environ.setdefault(f"RAY_SERVE_{limit}_TIMEOUT_S", "300")
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'esolm[ray]'")
 serve = pytest.importorskip("ray.serve", reason="needs ray[serve]: pip install 'esolm[ray]'")
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install 'esolm[test]'")

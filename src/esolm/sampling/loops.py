@@ -98,9 +98,11 @@ def any_order_plan(
     return order.ancestral(given, valid, rng, alpha_0, steps, given_order)
 
 
-def places(begin: Tensor, count: Tensor, most: int, pad: int) -> Tensor:
-    """Places begin, begin + 1, ... of each row, int [B, most]; `pad` after the row's own count."""
+def places(begin: Tensor, count: Tensor, most: int, pad: int, even: bool = False) -> Tensor:
+    """Places begin, begin + 1, ... of each row, int [B, most]; `pad` after the row's own count, unless even."""
     offset = torch.arange(most)
+    if even:
+        return begin[:, None] + offset
     return torch.where(offset < count[:, None], begin[:, None] + offset, pad)
 
 
@@ -123,12 +125,17 @@ def _labels(
     hide_masks: bool,
     copies: Tensor | None,
     device: torch.device,
+    even: bool = False,
 ) -> Visibility:
     """The sampling pattern: causal in the order. hide_masks: a mask sees the clean tokens and itself only.
 
-    copies: bool, of the masks; nobody sees them.
+    copies: bool, of the masks; nobody sees them. even: no place is padding.
     """
     place = torch.cat([clean, masks], 1)
+    if even and not hide_masks:
+        ranks = rank(place)
+        found = hide_copies(Visibility(ranks, ranks, torch.full_like(place, -1)), copies, clean.shape[1])
+        return Visibility(found.rank.to(device), found.horizon.to(device), found.clique.to(device))
     slot = torch.arange(place.shape[1]).expand_as(place)
     real = place < pad
     ranks = torch.where(real, rank(place), HIDDEN)
@@ -174,11 +181,11 @@ def ordered(
     for k in range(int(schedule.nfe.max())):
         size = schedule.sizes[:, k]
         most = int(count.max())
-        clean = places(begin, count, most, length)
-        masks = places(starts[:, k], size, int(size.max()), length)
+        clean = places(begin, count, most, length, even)
+        masks = places(starts[:, k], size, int(size.max()), length, even)
         asked = queries.ask(tokens, masks, starts[:, k, None])
         rows = slice(0, 1) if even else slice(None)
-        labels = _labels(clean[rows], masks[rows], length, rank, hide_masks, one_row(asked.copies), device)
+        labels = _labels(clean[rows], masks[rows], length, rank, hide_masks, one_row(asked.copies), device, even)
         position = torch.cat([queries.sigma.gather(1, clean), asked.position], 1)
         fed = torch.cat([tokens.gather(1, clean.to(device)), asked.tokens], 1)
         logits = yield from call(net, fed, position.to(device), labels, Rows(slice(most, fed.shape[1])), cache)

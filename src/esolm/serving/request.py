@@ -132,9 +132,8 @@ class Generation:
         self._tell(())
 
     def _take(self, step: Step) -> None:
-        columns = step.drawn[0].nonzero()[:, 0].tolist()
-        positions, tokens = step.position[0].tolist(), step.token[0].tolist()
-        found = [Chosen(positions[c], tokens[c]) for c in columns if self.tokens[positions[c]] != tokens[c]]
+        columns = zip(step.position[0].tolist(), step.token[0].tolist(), step.drawn[0].tolist(), strict=True)
+        found = [Chosen(at, token) for at, token, drawn in columns if drawn and self.tokens[at] != token]
         if self.top_logprobs is not None and not isinstance(self.schedule, Chain):
             found = self._with_logprobs(found, self.top_logprobs, step)
         for each in found:

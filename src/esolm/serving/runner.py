@@ -34,9 +34,9 @@ class Pending:
         labels = (wanted.tokens, wanted.position, seen.rank, seen.horizon, seen.clique)
         self.labels = torch.stack([t.reshape(-1).long() for t in labels])  # [5, N]
         self.width, self.done = width, 0
-        slots = torch.arange(wanted.out.span.start, wanted.out.span.stop)
-        index = wanted.out.index
-        self.out: list[int] = (slots if index is None else slots[index.cpu()]).tolist()
+        first, index = wanted.out.span.start, wanted.out.index
+        slots = range(first, wanted.out.span.stop) if index is None else (first + i for i in index.tolist())
+        self.out: list[int] = list(slots)
         self.found: list[Tensor] = []
         self.error: str | None = None
         self.leader: Pending | None = None  # has or computes the first `common` slots too
