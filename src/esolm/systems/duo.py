@@ -27,8 +27,8 @@ from ..sampling.chain import chain_plan
 from ..sampling.request import Request, Step
 from . import System, _uniform
 
-CHUNK = 1 << 22
-"""Gaussian numbers that are drawn at once."""
+CHUNK = 1 << 24, 1 << 18
+"""Gaussian numbers that are drawn at once, on a GPU and on a CPU, where they should stay in its cache."""
 
 
 @dataclass(frozen=True)
@@ -125,18 +125,18 @@ class Duo(System):
 
     def latents(self, batch: Batch, gamma: Tensor, rng: Randomness) -> tuple[Tensor, Tensor]:
         """softmax(w_t / tau) [B, L, V] and argmax w_t [B, L] of the scored tokens, x elsewhere; gamma [B]."""
-        x, scored = batch.x.cpu(), batch.scored.cpu()
-        kind = torch.get_default_dtype()
-        soft, z = F.one_hot(x, self.vocab_size).to(kind), x.clone()
+        device = batch.x.device if wide(batch.x.device) == torch.float64 else torch.device("cpu")
+        x, scored, gamma = batch.x.to(device), batch.scored.to(device), gamma.to(device)
+        soft, z = F.one_hot(x, self.vocab_size).float(), x.clone()
         row, position = scored.nonzero(as_tuple=True)
-        number, ids = rng.examples(len(x)), torch.arange(self.vocab_size)
-        count = max(1, CHUNK // self.vocab_size)
+        number, ids = rng.examples(len(x)).to(device), torch.arange(self.vocab_size, device=device)
+        count = max(1, CHUNK[device.type == "cpu"] // self.vocab_size)
         for b, at in zip(row.split(count), position.split(count), strict=True):
             u = uniform(rng.key, number[b, None], at[:, None] * self.vocab_size + ids)
             w = gaussian.latent(x[b, at], torch.special.ndtri(u), gamma[b])
             if self.noise.exclude is not None:
                 w[:, self.noise.exclude] = -math.inf
-            soft[b, at], z[b, at] = gaussian.soften(w, self.tau_start).to(kind), w.argmax(-1)
+            soft[b, at], z[b, at] = gaussian.soften(w, self.tau_start).float(), w.argmax(-1)
         return soft.to(batch.x.device), z.to(batch.x.device)
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:

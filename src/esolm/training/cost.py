@@ -74,8 +74,8 @@ class CountingNet(nn.Module):
 
 @torch.no_grad()
 def count(system: System, x: Tensor, rounds: int) -> PassCounts:
-    """The mean counts of training steps on x over `rounds` draws of noise."""
-    net = CountingNet()
+    """The mean counts of training steps on x, after any curriculum, over `rounds` draws of noise."""
+    net, system = CountingNet(), system.at_step(1 << 62)
     for i in range(rounds):
         system.terms(net, Batch(x), Randomness(fold(1, i), 0, len(x)), True)
     return net.counts.scaled(1 / rounds)
