@@ -18,7 +18,7 @@ from esolm.net.denoiser import Denoiser, DenoiserConfig
 from esolm.sampling.options import SamplingOptions
 from esolm.sampling.request import Request
 
-COUNTS = "900 5 31 200 12 7 0 1"
+COUNTS = " ".join(["900 5 31 200 12 7 0 1"] * 40)
 """Of the tokens of a toy vocabulary, for systems that need to know what is frequent."""
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "ar": {"ar": {}},
@@ -26,7 +26,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "d3pm-absorb": {},
         "d3pm-uniform": {"noise": "uniform", "num_steps": 16, "schedule": "cosine", "hybrid": 0.01},
     },
-    "diffusionbert": {"diffusionbert-plain": {}, "diffusionbert": {"num_steps": 16, "token_counts": COUNTS}},
+    "diffusionbert": {
+        "diffusionbert-plain": {"num_steps": 16},
+        "diffusionbert": {"num_steps": 16, "token_counts": COUNTS},
+    },
     "sedd": {"sedd-absorb": {}, "sedd-uniform": {"noise": "uniform"}},
     "duo": {"duo-curriculum": {"curriculum_end": 4, "tau_start": 0.1}, "duo": {}},
     "bd3lm": {"bd3lm-4": {"block_size": 4}, "bd3lm-1": {"block_size": 1}, "bd3lm-8": {"block_size": 8}},

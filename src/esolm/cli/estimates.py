@@ -25,12 +25,20 @@ ACTIVATIONS = 96  # bytes of a token and channel in one pass
 PAIR = 12  # bytes of a pair of positions when a text is scored
 
 
-def check_sampling(net: Network, job: Job, options: Mapping[str, Any], quiet: bool = False) -> None:
-    """Raise ValueError if the samples need more memory than there is; report work of more than a minute."""
+def check_sampling(
+    net: Network, job: Job, options: Mapping[str, Any], quiet: bool = False, redraws: bool = False
+) -> None:
+    """Raise ValueError if the samples need more memory than there is; report work of more than a minute.
+
+    redraws: every step feeds all tokens and needs the logits of all of them.
+    """
     size, batch = net.config, min(options["batch_size"], job.total)
-    cache = 2 * size.layers * net.dtype.itemsize
+    from ..sampling.chain import STEPS
+
+    steps = (options["num_steps"] or STEPS) if redraws else 2
+    cache, logits = 2 * size.layers * net.dtype.itemsize, 4 * size.vocab_size if redraws else 0
     refuse_large(
-        batch * job.length * size.width * (cache + ACTIVATIONS),
+        batch * job.length * (size.width * (cache + ACTIVATIONS) + logits),
         net.device,
         f"{batch} samples of {job.length:,} tokens at once",
         "reduce --batch_size or the length",
@@ -41,7 +49,9 @@ def check_sampling(net: Network, job: Job, options: Mapping[str, Any], quiet: bo
             job.total * job.length * KEPT, torch.device("cpu"), what, "write them as they are made: --out FILE"
         )
     if not quiet:
-        warn_slow(net, 2.0 * job.total * job.length, job.length, f"{job.total:,} samples of {job.length:,} tokens")
+        warn_slow(
+            net, 1.0 * steps * job.total * job.length, job.length, f"{job.total:,} samples of {job.length:,} tokens"
+        )
 
 
 def check_scoring(net: Network, texts: Sequences, batch_size: int, passes: int, quiet: bool = False) -> None:

@@ -107,7 +107,7 @@ def prepare(
     job = plan(lm, options)
     if job.total < ranks.world:
         raise ValueError(f"{job.total} samples for {ranks.world} processes: start no more processes than samples")
-    check_sampling(lm.net, job, options, quiet=ranks.rank > 0)
+    check_sampling(lm.net, job, options, quiet=ranks.rank > 0, redraws=not lm.system.masks)
     return lm, job
 
 
