@@ -81,7 +81,7 @@ def lambada(models: dict[str, Logits], encode: Callable[[str], list[int]], path:
 
 
 def main(
-    gguf: str, model: str, corpora: str, out: str, windows: int = 24, length: int = 256, passages: int = 60
+    gguf: str, model: str, corpora: str, out: str, windows: int = 16, length: int = 256, passages: int = 40
 ) -> None:
     """Measure both models and write the result.
 
