@@ -76,7 +76,7 @@ def call(
     """The logits of one pass. Yields a `Pass` if the network is deferred, and otherwise nothing."""
     if isinstance(net, Deferred):
         return (yield Pass(tokens, position, visibility, cache, out, time))
-    return net(tokens, position, visibility, time, cache=cache, out=out)
+    return net(tokens, position, visibility, time=time, cache=cache, out=out)
 
 
 def without_start(steps: Iterator[Step]) -> Iterator[Any]:
