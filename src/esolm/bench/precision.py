@@ -20,7 +20,7 @@ from ..data import Loader
 from ..model import load
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
-from ..net.head import Scoring
+from ..net.head import Score, Scoring
 from ..net.protocol import Network, trainable
 from ..systems import System, as_any_order
 from .latency import networks
@@ -57,7 +57,7 @@ class _Logits:
         score: Scoring | None = None,
     ) -> Tensor:
         """The call with an empty cache, which makes it a native pass."""
-        assert score is not None
+        assert isinstance(score, Score)
         logits = self.net(tokens, position, visibility, time, self.net.new_cache(*tokens.shape[:2]), out)
         self.logits.append(logits.flatten(0, -2).clone())
         self.targets.append(score.target)
