@@ -187,7 +187,7 @@ def _other_routes(app: FastAPI, server: Server) -> None:
         system = lm.system
         samplers = {name: [o for o in taken if o not in UNSERVED] for name, taken in system.samplers.items()}
         about = {"system": system.name, "samplers": samplers, "max_length": engine.max_length}
-        about |= {"block_size": system.block_size, "eos_id": lm.tokenizer.eos_id}
+        about["block_size"], about["eos_id"] = system.block_size, lm.tokenizer.eos_id
         own = {"id": server.options.name, "object": "model", "created": server.created, "owned_by": "esolm"}
         return {"object": "list", "data": [{**own, **about}]}
 
