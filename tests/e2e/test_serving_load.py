@@ -182,8 +182,9 @@ def test_two_hundred_clients_that_leave_leave_nothing_behind():
         assert served.eventually(lambda: served.is_empty(engine))
         healthy()
         after = left_behind()
-        assert set(after) == {"tensors"}  # no request is left; the library keeps a few attention patterns
-        assert after["tensors"] < before["tensors"] + CLIENTS / 4
+        tensors = after.pop("tensors") - before.pop("tensors")
+        assert after <= before  # no request is left, except of tests before this one
+        assert tensors < CLIENTS / 4  # the library keeps a few attention patterns
 
 
 def test_a_request_that_makes_the_model_fail_fails_alone():

@@ -115,6 +115,7 @@ def make_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     app.add_middleware(Guard, server=server)
     _errors(app)
     _generation_routes(app, server)
+    _model_routes(app, server)
     _other_routes(app, server)
     app.mount("/page", StaticFiles(directory=PAGE, check_dir=False), name="page")
     return app
@@ -172,14 +173,8 @@ def _generation_routes(app: FastAPI, server: Server) -> None:
         return await api.infill(server, body, request)
 
 
-def _other_routes(app: FastAPI, server: Server) -> None:
+def _model_routes(app: FastAPI, server: Server) -> None:
     lm, engine = server.lm, server.engine
-
-    @app.post("/v1/score")
-    async def log_likelihood(body: bodies.ScoreBody, request: HttpRequest) -> dict[str, Any]:
-        """log p of texts, in nats, given any of their positions."""
-        server.check_model(body.model)
-        return await score(server, body, request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -197,6 +192,16 @@ def _other_routes(app: FastAPI, server: Server) -> None:
         server.check_model(name)
         found: dict[str, Any] = (await models())["data"][0]
         return found
+
+
+def _other_routes(app: FastAPI, server: Server) -> None:
+    lm, engine = server.lm, server.engine
+
+    @app.post("/v1/score")
+    async def log_likelihood(body: bodies.ScoreBody, request: HttpRequest) -> dict[str, Any]:
+        """log p of texts, in nats, given any of their positions."""
+        server.check_model(body.model)
+        return await score(server, body, request)
 
     @app.post("/tokenize")
     async def tokenize(body: bodies.TokenizeBody) -> dict[str, Any]:
