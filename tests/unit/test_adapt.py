@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from esolm import cli
 from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.data import tokenizer
+from esolm.interop.convert import convert
 from esolm.interop.vocabulary import cut, needed, parts
 from esolm.storage import folder
 from esolm.storage.models import read_model
 from esolm.systems import find
-from support import toy
+from support import causal, toy
 
 TEXTS = ["the cat sat on the mat", "a cat and a hat and a bat", "that mat is the cat's mat"]
 LLAMA: dict[str, Any] = {
@@ -138,6 +140,38 @@ def test_a_cut_vocabulary_keeps_the_texts(model: Path) -> None:
     assert [old.core.id_to_token(i) for i in (old.mask_id, old.eos_id)] == [
         words.core.id_to_token(i) for i in (words.mask_id, words.eos_id)
     ]
+
+
+def test_rare_pieces_are_cut_too(model: Path) -> None:
+    """Pieces below the least count are gone, and texts are still spelled exactly."""
+    stored = read_model(model)
+    old = stored.tokenizer
+    used = Counter(number for text in TEXTS for number in old.encode(text))
+    net, words = cut(stored.net, old, TEXTS, 2)
+    assert words.vocab_size == net.config.vocab_size < len(needed(old, TEXTS))
+    assert {number for number, count in used.items() if count > 1} <= set(needed(old, TEXTS, 2))
+    assert [words.decode(words.encode(text)) for text in TEXTS] == list(TEXTS)
+    with pytest.raises(ValueError, match="at least 1"):
+        cut(stored.net, old, TEXTS, 0)
+
+
+def test_a_cut_reads_delimited_documents(tmp_path: Path) -> None:
+    """A cut by a text file with a delimiter is that by its documents, without the pieces of the delimiter."""
+    words = bpe([*TEXTS * 20, "<|endoftext|> " * 40], 290)
+    causal.write(causal.make("llama", vocab_size=words.vocab_size - 1), tmp_path / "theirs")
+    (tmp_path / "words").mkdir()
+    words.save(tmp_path / "words")
+    (tmp_path / "texts.txt").write_text("\n<|endoftext|>\n".join(TEXTS))
+    source, file, options = (
+        str(tmp_path / "theirs"),
+        str(tmp_path / "texts.txt"),
+        {"tokenizer": str(tmp_path / "words")},
+    )
+    lm = convert(source, tmp_path / "ours", cut=file, delimiter="<|endoftext|>", **options)
+    assert lm.tokenizer.vocab_size == len(needed(words, TEXTS))
+    assert lm.tokenizer.vocab_size < convert(source, tmp_path / "more", cut=file, **options).tokenizer.vocab_size
+    with pytest.raises(ValueError, match="delimiter"):
+        convert(source, tmp_path / "none", delimiter="<|endoftext|>", **options)
 
 
 def test_only_bpe_can_be_cut(tmp_path: Path) -> None:

@@ -117,6 +117,27 @@ def test_lines(tmp_path: Path) -> None:
     assert texts(corpus(f"text:{tmp_path}/m.txt")) == ["CCO\n\nc1ccccc1\n"]
 
 
+@pytest.mark.parametrize("last", ["", "<|endoftext|>\n", "<|endoftext|>"])
+def test_a_line_separates_documents(tmp_path: Path, last: str) -> None:
+    stories = ["One.\n\n Still one.", "Two has <|endoftext|> in a line.", "Three."]
+    (tmp_path / "s.txt").write_text("\n <|endoftext|> \n".join(f"\n{story} \n" for story in stories) + last)
+    assert texts(corpus(f"text:{tmp_path}/s.txt", Reading(delimiter="<|endoftext|>"))) == stories
+
+
+def test_blank_lines_may_separate_documents(tmp_path: Path) -> None:
+    (tmp_path / "s.txt").write_text("One.\nStill one.\n\n\nTwo.\n")
+    assert texts(corpus(f"text:{tmp_path}/s.txt", Reading(delimiter=""))) == ["One.\nStill one.", "Two."]
+
+
+def test_a_delimiter_without_effect_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.txt").write_text("One.\nTwo.\n")
+    with pytest.raises(ValueError, match=r"s\.txt has no line '---'"):
+        texts(corpus(f"text:{tmp_path}/s.txt", Reading(delimiter="---")))
+    for spec in ("pydocs", "hf:some/thing", "lm1b", "openwebtext"):
+        with pytest.raises(ValueError, match="delimiter"):
+            corpus(spec, Reading(delimiter="---"))
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_jsonl(tmp_path: Path, suffix: str) -> None:
     records = [{"text": "é one", "body": ["a b.", "c."]}, {"text": " ", "body": ["d"]}, {"text": "two", "body": "e"}]

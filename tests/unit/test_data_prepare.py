@@ -49,6 +49,24 @@ def test_the_output_does_not_depend_on_the_number_of_workers(source: str, tmp_pa
     assert contents(tmp_path / "out2") == first == contents(tmp_path / "out5")
 
 
+@pytest.mark.parametrize("packing", ["wrap", "pad"])
+def test_delimited_documents_equal_those_of_json_lines(source: str, tmp_path: Path, packing: str) -> None:
+    """The same rows, splits and counts; the delimiter is part of the request, and other requests are unchanged."""
+    (tmp_path / "d.txt").write_text("".join(f"  {sentence(i)}\n\n<|endoftext|>\n" for i in range(400)))
+    options = {"tokenizer": "bpe:300", "length": 32, "valid_fraction": 0.2, "packing": packing}
+    json_lines = prepare(source, tmp_path / "one", **options)
+    text = prepare(str(tmp_path / "d.txt"), tmp_path / "two", delimiter="<|endoftext|>", **options)
+    assert text.splits == json_lines.splits
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
+    assert {name for name in one if one[name] != two[name]} == {"manifest.json"}
+    assert text.request["reading"]["delimiter"] == "<|endoftext|>"
+    assert "delimiter" not in json_lines.request["reading"]
+    with pytest.raises(ValueError, match="another reading"):
+        prepare(str(tmp_path / "d.txt"), tmp_path / "two", **options)
+    with pytest.raises(ValueError, match="delimiter"):
+        prepare(str(tmp_path / "d.txt"), tmp_path / "three", delimiter="---", lines=True, **options)
+
+
 def test_no_local_path_is_written(source: str, tmp_path: Path) -> None:
     tokenizer("bytes").save(tmp_path)
     prepare(source, tmp_path / "out", tokenizer=str(tmp_path), length=32)

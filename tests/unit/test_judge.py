@@ -49,6 +49,16 @@ def test_nats_do_not_depend_on_the_batch(folder: str) -> None:
     assert nats[0] > 1
 
 
+def test_real_texts_are_judged_as_samples_are(folder: str, tmp_path) -> None:
+    """A corpus with a tokenizer gives what its documents give as samples; num_texts takes the first ones."""
+    texts = ["aaaa", "abcd", "xyz"]
+    (tmp_path / "real.txt").write_text("\n<end>\n".join(texts))
+    samples = [json.dumps({"text": text, "tokens": [*text.encode()]}) for text in texts[:2]]
+    (tmp_path / "samples.jsonl").write_text("\n".join(samples))
+    found = judge(str(tmp_path / "real.txt"), folder, tokenizer="bytes", delimiter="<end>", num_texts=2)
+    assert found == judge(str(tmp_path / "samples.jsonl"), folder)
+
+
 def test_judge_of_a_file(folder: str, tmp_path) -> None:
     file = tmp_path / "samples.jsonl"
     samples = [{"text": text, "tokens": [*text.encode()]} for text in ("aaaa", "abcd")]

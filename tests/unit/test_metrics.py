@@ -1,11 +1,16 @@
-"""n-gram perplexities approach that of the source of the tokens."""
+"""Metrics without a network: perplexities of n-grams, and known words."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from esolm import cli
 from esolm.metrics.ngrams import ngram_perplexity
+from esolm.metrics.words import split, words
 
 
 def chain(rng: np.random.Generator, n: int, length: int, vocab: int, table: np.ndarray) -> np.ndarray:
@@ -32,3 +37,24 @@ def test_unseen_tokens_have_finite_perplexity():
         assert np.isfinite(ngram_perplexity(train, held_out, 5, order))
     with pytest.raises(ValueError, match="3-gram"):
         ngram_perplexity(train, held_out, 5, 3)  # type: ignore[arg-type]
+
+
+def test_known_words_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "real.txt").write_text("The cat's hat.\n<end>\nA cat sat!")
+    samples = [{"text": "A CAT sat-sat, blorp 7", "tokens": [1]}, {"text": "the cat’s", "tokens": [1]}]
+    (tmp_path / "samples.jsonl").write_text("\n".join(map(json.dumps, samples)))
+    file, real = str(tmp_path / "samples.jsonl"), str(tmp_path / "real.txt")
+    found = words(file, real, delimiter="<end>")
+    assert (found["texts"], found["words"], found["known"], found["unknown"]) == (2, 7, 6 / 7, ["blorp"])
+    assert found["known_stderr"] == pytest.approx((2 / 7) * 2**0.5 * 2**0.5 / 7)
+    assert words(real, real, delimiter="<end>")["known"] == 1
+    assert words(file, real, delimiter="<end>", num_texts=1)["words"] == 5
+    assert cli.main(["words", file, real, "--delimiter", "<end>"]) == 0
+    assert "blorp" in capsys.readouterr().out
+    (tmp_path / "none.txt").write_text("123 !")
+    with pytest.raises(ValueError, match="no word"):
+        words(str(tmp_path / "none.txt"), real)
+
+
+def test_words_have_letters_and_inner_apostrophes() -> None:
+    assert split("Don’t 'quote' 3 time_s x2 été") == ["don't", "quote", "time", "s", "x", "été"]

@@ -26,6 +26,7 @@ COMMANDS = {
     "convert": "Convert a published checkpoint: esolm convert FILE.ckpt|FOLDER|HUB-NAME OUT [--tokenizer gpt2:PATH].",
     "consolidate": "Join a checkpoint that several processes saved: esolm consolidate RUN|CHECKPOINT.",
     "judge": "Generative perplexity and entropy of samples: esolm judge SAMPLES.jsonl JUDGE [--json].",
+    "words": "Share of words in samples that occur in real texts: esolm words SAMPLES.jsonl CORPUS [--json].",
     "mauve": "MAUVE between samples and real texts: esolm mauve SAMPLES.jsonl REFERENCES EMBEDDER [--json].",
     "overlap": "ROUGE of predictions: esolm overlap FILE.jsonl [--bertscore FOLDER --json].",
     "molecules": "Validity, uniqueness and novelty of SMILES samples: esolm molecules SAMPLES.jsonl [--train FILE].",

@@ -138,7 +138,11 @@ def report(module: str, name: str, usage: str, about: str, argv: Sequence[str]) 
     options = parse(made, argv)
     as_json = options.pop("json")
     found = getattr(importlib.import_module(module), name)(**options)
-    lines = (f"{key:22} {value:.5g}" for key, value in found.items() if value is not None)
+    lines = (
+        f"{key:22} " + (", ".join(value) if isinstance(value, list) else f"{value:.5g}")
+        for key, value in found.items()
+        if value is not None
+    )
     print(json.dumps(found, allow_nan=False) if as_json else "\n".join(lines))
     return 0
 

@@ -40,6 +40,8 @@ def corpus(spec: str, reading: Reading | None = None) -> Corpus:
     """Return the corpus that a spec names; a path is the same as text:PATH."""
     reading = reading or Reading()
     kind, _, rest = spec.partition(":")
+    if reading.delimiter is not None and (spec in ("pydocs", "openwebtext") or kind in ("hf", "lm1b")):
+        raise ValueError(f"a delimiter separates the documents of text files, and {spec} has none: omit it")
     if spec == "pydocs":
         sources = ((pydocs.name(), pydocs.sha256()),)
         return Corpus(pydocs.name(), sources, lambda: (Document(text) for text in pydocs.documents()))

@@ -60,6 +60,8 @@ def read(path: Path, name: str, reading: Reading) -> Iterator[Document]:
                 documents = (d for i, line in enumerate(file, 1) if line.strip() for d in _json(line, i, name, reading))
             elif reading.lines or kind in _LINES:
                 documents = (Document(line.rstrip("\n"), prompt) for line in file)
+            elif reading.delimiter is not None:
+                documents = (Document(text, prompt) for text in _delimited(file, name, reading.delimiter))
             else:
                 documents = (Document(text, prompt) for text in _pieces(file))
             yield from (d for d in documents if d.text.strip())
@@ -112,6 +114,21 @@ def _json(line: str, number: int, name: str, reading: Reading) -> Iterator[Docum
             except UnicodeEncodeError as error:
                 raise ValueError(f"{where} is not UTF-8 text ({error}): remove the unpaired surrogate") from error
         yield document
+
+
+def _delimited(file: IO[str], name: str, delimiter: str) -> Iterator[str]:
+    """Yield the stripped texts between the lines that are `delimiter`; raise ValueError if there is no such line."""
+    held: list[str] = []
+    found = False
+    for line in file:
+        if line.strip() != delimiter.strip():
+            held.append(line)
+            continue
+        yield "".join(held).strip()
+        held, found = [], True
+    if not found:
+        raise ValueError(f"{name} has no line {delimiter!r}: give the line that separates its documents as --delimiter")
+    yield "".join(held).strip()
 
 
 def _pieces(file: IO[str]) -> Iterator[str]:

@@ -62,6 +62,9 @@ class PrepareOptions:
     """The answers of a conversation that are learned: the last, or all, each in a sequence of its own."""
     lines: bool = False
     """Whether each line of a text file is a document."""
+    delimiter: str | None = None
+    """A line that separates the documents of a text file, for example <|endoftext|>; the documents are stripped of
+    surrounding whitespace."""
     detokenizer: Literal["lm1b", "wikitext", "ptb", "lambada"] | None = None
     """Rules that undo the tokenised spacing of a corpus (lm1b applies its own by default)."""
     workers: int | None = None
@@ -79,6 +82,8 @@ class PrepareOptions:
                 "prompt_field, target_field, target_length, separator and num_eos apply only to the conditional "
                 "packing: give --packing conditional, or omit them"
             )
+        if self.lines and self.delimiter is not None:
+            raise ValueError("with --lines every line is a document, so there is no --delimiter: choose one")
         self._check_chat()
         if self.num_eos is not None and self.num_eos < 1:
             raise ValueError(f"num_eos is {self.num_eos}: it must be at least 1, or null for all")
@@ -119,7 +124,9 @@ class PrepareOptions:
         """How files and records are read."""
         prompt_field = self.prompt_field if self.conditional else None
         messages_field = self.messages_field if self.chat else None
-        return Reading(self.field, prompt_field, self.target_field, self.lines, messages_field, self.turns)
+        return Reading(
+            self.field, prompt_field, self.target_field, self.lines, messages_field, self.turns, self.delimiter
+        )
 
     @property
     def reserved(self) -> int | None:

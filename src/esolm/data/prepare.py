@@ -123,9 +123,11 @@ class PrepareInputs:
         conditional: dict[str, Any] = {"target_length": options.reserved, "separator": options.separator}
         if options.num_eos is not None:
             conditional["num_eos"] = options.num_eos
-        reading = vars(options.reading)
-        if self.chat is None:  # the request of other data is what it was before there were chats
-            reading = {key: value for key, value in reading.items() if key not in ("messages_field", "turns")}
+        reading = dict(vars(options.reading))
+        if options.delimiter is None:  # the request of other data is what it was before there were delimiters and chats
+            del reading["delimiter"]
+        if self.chat is None:
+            del reading["messages_field"], reading["turns"]
         else:
             template = self.chat.tokenizer.chat_template or ""
             conditional = {**conditional, "chat_template": hashlib.sha256(template.encode()).hexdigest()}

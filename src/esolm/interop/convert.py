@@ -21,10 +21,11 @@ from ..core.batch import Batch
 from ..core.randomness import Randomness
 from ..data import Tokenizer, corpora
 from ..data import tokenizer as make_tokenizer
+from ..data.documents import Reading
 from ..data.tokenizer import SPECS, from_json
 from ..likelihood import scoring, texts
 from ..model import LanguageModel, load
-from ..net.denoiser import DenoiserConfig
+from ..net.denoiser import Denoiser, DenoiserConfig
 from ..net.protocol import trainable
 from ..runtime.dotted import flat
 from ..storage import folder
@@ -47,6 +48,8 @@ def convert(
     tokenizer: str | None = None,
     length: int | None = None,
     cut: str | None = None,
+    cut_count: int = 1,
+    delimiter: str | None = None,
     text: str | None = None,
     force: bool = False,
 ) -> LanguageModel:
@@ -64,6 +67,8 @@ def convert(
         tokenizer: A tokenizer as in `esolm prepare` (gpt2:PATH, …), if the source has none.
         length: The length of a Llama, Mistral, Qwen or GPT-2 in tokens, by default all that it has positions for.
         cut: A corpus as in `esolm prepare`; ids that it does not use are dropped, which makes the model smaller.
+        cut_count: With `cut`, keep only ids that occur at least this often; rarer words are spelled by smaller pieces.
+        delimiter: The line that separates the documents of `cut`, as in `esolm prepare`.
         text: A text file; its perplexity is measured to check the result.
         force: Replace `out` if it is a model folder of esolm.
 
@@ -74,27 +79,36 @@ def convert(
     with folder.new(out, force) as partial:
         if text is not None and not Path(text).is_file():
             raise ValueError(f"no file {text}: --text must be a text file")
+        if cut is None and (delimiter is not None or cut_count != 1):
+            raise ValueError("delimiter and cut_count belong to --cut, which is missing: add it, or leave them out")
         found = opened(source, weights)
         words = make_tokenizer(tokenizer) if tokenizer is not None else found.tokenizer
         if words is None:
             raise ValueError(f"{path} has no tokenizer: give --tokenizer, one of {SPECS}")
         made = make_system(found, {"name": system, "alpha_0": alpha_0, "variant": variant, "block_size": block_size})
         about = {"source": path.name, "weights": weights, **found.about}
-        if isinstance(found, CausalCheckpoint):
-            net, words = make_causal(found, words, length)
-        elif length is not None:
-            raise ValueError(f"length is {length}, but that of {path} cannot be chosen: leave it out")
-        else:
-            net = make_net(found)
-            check_tokenizer(found, net.config, words)
+        net, words = _network(found, words, length)
         if cut is not None:
-            net, words = vocabulary.cut(net, words, (document.text for document in corpora.corpus(cut).train()))
+            used = corpora.corpus(cut, Reading(delimiter=delimiter))
+            net, words = vocabulary.cut(net, words, (document.text for document in used.train()), cut_count)
             about["cut"] = {"corpus": Path(cut).name, "ids": words.vocab_size}
         made = with_ids(made, words)
         folder.write(partial, net, made, words, about)
         lm = load(partial)
         folder.write_config(partial, net.config, made, {**about, "check": check(lm, text)})
     return lm
+
+
+def _network(
+    found: ReleasedCheckpoint | CausalCheckpoint, words: Tokenizer, length: int | None
+) -> tuple[Denoiser, Tokenizer]:
+    if isinstance(found, CausalCheckpoint):
+        return make_causal(found, words, length)
+    if length is not None:
+        raise ValueError(f"length is {length}, but that of {found.path} cannot be chosen: leave it out")
+    net = make_net(found)
+    check_tokenizer(found, net.config, words)
+    return net, words
 
 
 def check(lm: LanguageModel, text: str | None) -> dict[str, float]:

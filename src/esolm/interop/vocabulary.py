@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,13 +22,15 @@ CHUNK = 1000
 """Texts encoded at a time."""
 
 
-def cut(net: Denoiser, words: Tokenizer, texts: Iterable[str]) -> tuple[Denoiser, Tokenizer]:
-    """The network and the tokenizer with only the entries that the texts need.
+def cut(net: Denoiser, words: Tokenizer, texts: Iterable[str], least: int = 1) -> tuple[Denoiser, Tokenizer]:
+    """The network and the tokenizer with only the entries that the texts use at least `least` times.
 
-    The texts have the same tokens as before, and every kept token the same embedding and logit. Other texts are spelled
-    by smaller pieces, or bytes where the tokenizer has them. Raises ValueError unless the tokenizer is a BPE.
+    With 1 the texts have the same tokens as before. Every kept token has the same embedding and logit. Other texts are
+    spelled by smaller pieces, or bytes where the tokenizer has them. Raises ValueError unless the tokenizer is a BPE.
     """
-    kept = needed(words, texts)
+    if least < 1:
+        raise ValueError(f"the least count is {least}; it must be at least 1")
+    kept = needed(words, texts, least)
     smaller = _with_ids(words, kept)
     index = torch.tensor(kept)
     small = Denoiser(dataclasses.replace(net.config, vocab_size=len(kept)))
@@ -40,8 +43,11 @@ def _rows(tensor: Tensor, name: str, index: Tensor) -> Tensor:
     return tensor[index] if name in ("embed.weight", "head.weight", "head.bias") else tensor
 
 
-def needed(words: Tokenizer, texts: Iterable[str]) -> list[int]:
-    """The ids that the texts use, all pieces that these are merged from, bytes or letters, and special tokens."""
+def needed(words: Tokenizer, texts: Iterable[str], least: int = 1) -> list[int]:
+    """The ids that the texts use at least `least` times, and what these are merged from.
+
+    Bytes, or letters where the tokenizer has no bytes, and special tokens are always among them.
+    """
     stored = json.loads(words.core.to_str())
     model: dict[str, Any] = stored["model"]
     if model["type"] != "BPE":
@@ -49,7 +55,7 @@ def needed(words: Tokenizer, texts: Iterable[str]) -> list[int]:
     vocabulary: dict[str, int] = model["vocab"]
     pieces = {number: piece for piece, number in vocabulary.items()}
     rank = {pair: i for i, pair in enumerate(map(_pair, model["merges"]))}
-    kept = {part for number in _used(words, texts) if number in pieces for part in parts(pieces[number], rank)}
+    kept = {part for number in _used(words, texts, least) if number in pieces for part in parts(pieces[number], rank)}
     # What other texts are spelled by: bytes, or the whole alphabet where the tokenizer has no bytes.
     made = {one + two for one, two in rank}
     spelling = (piece for piece in vocabulary if piece not in made)
@@ -74,16 +80,16 @@ def parts(piece: str, rank: dict[tuple[str, str], int]) -> set[str]:
     return found
 
 
-def _used(words: Tokenizer, texts: Iterable[str]) -> set[int]:
-    used: set[int] = set()
+def _used(words: Tokenizer, texts: Iterable[str], least: int) -> set[int]:
+    used: Counter[int] = Counter()
     waiting: list[str] = []
     for text in texts:
         waiting.append(text)
         if len(waiting) == CHUNK:
-            used.update(*words.encode_batch(waiting))
+            used.update(itertools.chain(*words.encode_batch(waiting)))
             waiting = []
-    used.update(*words.encode_batch(waiting))
-    return used
+    used.update(itertools.chain(*words.encode_batch(waiting)))
+    return {number for number, count in used.items() if count >= least}
 
 
 def _pair(merge: str | list[str]) -> tuple[str, str]:

@@ -15,27 +15,43 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..data import tokenizer as make_tokenizer
 from ..likelihood.estimators import standard_error
 from ..likelihood.orders import windows
 from .outside_models import OutsideModel, batches, load_causal
-from .samples import read_samples
+from .samples import read_samples, read_texts
 
 
-def judge(file: str, judge: str, batch_size: int = 8, device: str = "cpu") -> dict[str, Any]:
-    """Generative perplexity and entropy of the samples that `esolm sample --out` wrote.
+def judge(
+    file: str,
+    judge: str,
+    batch_size: int = 8,
+    device: str = "cpu",
+    tokenizer: str | None = None,
+    delimiter: str | None = None,
+    num_texts: int | None = None,
+) -> dict[str, Any]:
+    """Generative perplexity and entropy of the samples that `esolm sample --out` wrote, or of real texts.
 
     Texts that are longer than the judge's context are scored in overlapping windows; `long_texts` counts them.
 
     Args:
-        file: JSON lines with `text` and `tokens`.
+        file: JSON lines with `text` and `tokens`; with `tokenizer`, a corpus as in `esolm prepare`.
         judge: A causal language model for transformers: a folder, a .gguf file, or a name on the hub.
         batch_size: Texts in one pass of the judge.
         device: Device of the judge.
+        tokenizer: For a corpus: the tokenizer or model that gives the tokens of the entropy, as in `esolm prepare`.
+        delimiter: For a corpus: the line that separates its documents, as in `esolm prepare`.
+        num_texts: Judge only the first texts.
 
     Raises:
         ValueError: If the file or the judge cannot be read, or no text has a token to score.
     """
-    samples = read_samples(Path(file))
+    if tokenizer is None:
+        samples = read_samples(Path(file))[:num_texts]
+    else:
+        encode = make_tokenizer(tokenizer).encode
+        samples = [{"text": text, "tokens": encode(text)} for text in read_texts(file, delimiter, num_texts)]
     texts = [sample["text"] for sample in samples]
     outside = load_causal(judge, device)
     nats, counts, long_texts = judged_nats(outside, texts, batch_size)

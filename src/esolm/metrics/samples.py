@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+from ..data import corpora
+from ..data.documents import Reading
 from ..runtime.files import read_json_lines
 
 
@@ -31,3 +34,18 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
         if not (isinstance(sample.get("text"), str) and isinstance(sample.get("tokens"), list)):
             raise ValueError(f"line {number} of {path} lacks `text` or `tokens`: {advice}")
     return list(samples.values())
+
+
+def read_texts(file: str, delimiter: str | None = None, limit: int | None = None) -> list[str]:
+    """The texts of a file of samples or, if it is no .jsonl file with tokens, of a corpus; at most `limit`."""
+    if is_samples(Path(file)):
+        return [sample["text"] for sample in read_samples(Path(file))[:limit]]
+    documents = corpora.corpus(file, Reading(delimiter=delimiter)).train()
+    return [document.text for document in itertools.islice(documents, limit)]
+
+
+def is_samples(path: Path) -> bool:
+    """Whether the first line of a .jsonl file is a sample, with its tokens."""
+    if path.suffix != ".jsonl" or not path.is_file():
+        return False
+    return "tokens" in next(iter(read_records(path, "write samples with `esolm sample RUN --out FILE`").values()))
