@@ -78,7 +78,9 @@ Each run has one seed and its own cosine schedule. The learning rates, 1e-3 for 
 beforehand and not tuned; a better one would help the network from scratch too. The runs are short (64 steps, the long ones
 256), because the machine was busy, so all numbers are those of early training."""
 
-FIGURE = "![Nats per token against tokens seen, adapted and from scratch](results/adaptation.svg)"
+FIGURE = """![Nats per token against tokens seen, adapted and from scratch](results/adaptation.svg)
+
+Dotted: the left-to-right model before its first step, with shifted queries."""
 
 
 def overview(results: Results) -> str:
@@ -212,7 +214,9 @@ def figures(results: Results) -> dict[str, Any]:
                     shown.add(label)
             if (before := start(results, model)) is not None:
                 axes.axhline(before[alpha_0], color=colour, linestyle=":", linewidth=1)
-        axes.set(xscale="log", xlabel="tokens seen", title=f"alpha_0 = {alpha_0}")
+        axes.set(xscale="log", xlabel="tokens seen", title=f"alpha_0 = {alpha_0}", xlim=(2.5e4, 1.3e6))
+        axes.set_xticks([3e4, 1e5, 3e5, 1e6], ["30k", "100k", "300k", "1M"])
+        axes.minorticks_off()
     panels[0].set_ylabel("nats per token (lower is better)")
     panels[0].legend(frameon=False, fontsize=8)
     return {"adaptation": figure}
