@@ -1,8 +1,9 @@
 """Builds docs/results.md and its figures from the result files.
 
 The `report.py` of an experiment has `report(results) -> str`, its section of the document. Optional are
-`figures(results)`, a dict of matplotlib figures that are saved by name in docs/results, and `findings(results)`, rows
-(claim, the paper's numbers, ours, verdict) for the table at the top.
+`figures(results)`, a dict of matplotlib figures that are saved by name in docs/results, `pages(results)`, a dict of
+Markdown pages saved there too, and `findings(results)`, rows (claim, the paper's numbers, ours, verdict) for the table
+at the top.
 """
 
 from __future__ import annotations
@@ -52,12 +53,24 @@ def build(plan: Plan, docs: Path, figures: bool = True) -> Path:
     if figures:
         for name in plan.experiments:
             draw(plan, name, docs / "results")
-    docs.mkdir(parents=True, exist_ok=True)
-    path = docs / "results.md"
-    partial = path.with_name(".results.md.partial")
-    partial.write_text("\n\n".join([introduction(plan), *glance(plan), *parts]) + "\n", encoding="utf-8")
+    for name in plan.experiments:
+        for page, text in pages(plan, name).items():
+            _replace(docs / "results" / f"{page}.md", text)
+    return _replace(docs / "results.md", "\n\n".join([introduction(plan), *glance(plan), *parts]))
+
+
+def _replace(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, path)
     return path
+
+
+def pages(plan: Plan, experiment: str) -> dict[str, str]:
+    """Return the pages of an experiment by name; none without results."""
+    results, module = Results(plan, experiment), _module(plan.folder / experiment / "report.py")
+    return module.pages(results) if module is not None and results and hasattr(module, "pages") else {}
 
 
 def introduction(plan: Plan) -> str:

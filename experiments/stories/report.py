@@ -1,0 +1,120 @@
+"""Stories in any order: likelihood, judged samples, speculative passes and infills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.runner.document import Results, number, table
+
+MODES = {
+    "real": "real stories (validation)",
+    "original": "stories15M, left to right",
+    "left_to_right": "left to right",
+    "hybrid": "a quarter in random order, then left to right (`--alpha_0 0.25`)",
+    "diffusion": "random order, one token at a time (`--alpha_0 1`)",
+    "parallel": "random order, 64 steps (`--alpha_0 1 --num_steps 64`)",
+}
+SHOWN = {
+    "diffusion": "Random order (`--alpha_0 1`)",
+    "hybrid": "A quarter in random order, then left to right (`--alpha_0 0.25`)",
+    "left_to_right": "Left to right (`--sampler left_to_right`)",
+}
+
+
+def report(results: Results) -> str:
+    """Return likelihood, judged samples, passes and infills."""
+    parts = ["## Stories in any order", METHOD, *likelihood(results), *judged(results), *speculative(results)]
+    parts += infills(results)
+    parts.append("[All unselected samples](results/stories.md): sixteen of each mode.")
+    return "\n\n".join(parts)
+
+
+def likelihood(results: Results) -> list[str]:
+    """Return the table of nats per token at each alpha_0."""
+    rows = []
+    if (found := results.get("original")) is not None:
+        rows.append(["stories15M before adaptation", *_nats(found[0])])
+    for alpha in ("0", "0.25", "1"):
+        if (found := results.get(f"exact-{alpha}")) is not None:
+            rows.append([f"alpha_0 = {alpha}", *_nats(found[0])])
+    if not rows:
+        return []
+    return [
+        "Nats per token on held-out real stories; the end-of-text tokens that fill up a sequence count as tokens, and "
+        "stories15M was never trained on a second one:",
+        table(("orders", "estimator", "nats per token"), rows, text=2),
+    ]
+
+
+def _nats(found: dict[str, Any]) -> list[str]:
+    kind = found["kind"] if found["num_orders"] is None else f"{found['estimator']}, {found['num_orders']} orders"
+    return [kind, number(found["nats"], found["stderr"], 3)]
+
+
+def judged(results: Results) -> list[str]:
+    """Return judge nats, entropy and known words of samples, real stories and the original model."""
+    rows = []
+    for mode, title in MODES.items():
+        judge, words = results.get(f"judge-{mode}"), results.get(f"words-{mode}")
+        if judge is not None and words is not None:
+            share = number(100 * words["known"], 100 * words["known_stderr"], 1)
+            rows.append([title, number(judge["nats"], judge["stderr"]), number(judge["entropy"]), share])
+    if not rows:
+        return []
+    return [
+        "Samples with top-p 0.9, judged by SmolLM2-135M-Instruct (lower nats are likelier text; entropy of the tokens of "
+        "one sample shows repetition), and the share of words that occur in 3,796 real stories:",
+        table(("texts", "judge, nats", "entropy", "known words, %"), rows),
+    ]
+
+
+def speculative(results: Results) -> list[str]:
+    """Return the passes per token of speculative sampling."""
+    if (found := results.get("speculative")) is None:
+        return []
+    rows = [
+        [
+            f"{case['alpha_0']:g}",
+            name,
+            number(window["passes"], window["passes_error"], 1),
+            number(window["passes"] / case["length"]),
+        ]
+        for case in found["cases"]
+        for name, window in case["windows"].items()
+        if name in ("one token", "adaptive")
+    ]
+    return [
+        "Speculative sampling draws from the same distribution as one token at a time, in fewer passes:",
+        table(("alpha_0", "window", "passes", "passes per token"), rows, text=2),
+    ]
+
+
+def infills(results: Results) -> list[str]:
+    """Return the texts with blanks and what was written into them."""
+    parts = []
+    for name in sorted(name for name in results if name.startswith("infill-")):
+        made = results[name]
+        parts.append(f"`{made['request']['text']}`, filled in three times (seed 0):")
+        parts += map(quote, made["texts"])
+    return parts
+
+
+def pages(results: Results) -> dict[str, str]:
+    """Return the page of samples."""
+    parts = ["# Stories in any order", PAGE]
+    for mode, title in SHOWN.items():
+        if (made := results.get(f"texts-{mode}")) is not None:
+            parts += [f"## {title}", *map(quote, made["texts"])]
+    return {"stories": "\n\n".join(parts)} if len(parts) > 2 else {}
+
+
+def quote(text: str) -> str:
+    """Format a text as one paragraph of quoted Markdown."""
+    return "> " + " ".join(text.split()).replace("*", "\\*").replace("_", "\\_")
+
+
+METHOD = """stories15M, a left-to-right model of children's stories, with its vocabulary cut to 5,297 pieces and adapted to
+any order with shifted queries. It is stored in bfloat16."""
+
+PAGE = """None selected or edited: the first sixteen samples of seed 0 in each mode, with
+`--top_p 0.9`. Generated from `experiments/stories/results`, which has the commands."""
