@@ -29,7 +29,8 @@ NET = toy.network(V)
 NETS = {
     "AdaLN": NET,
     "plain": toy.network(V, adaln=False, seed=1),
-    **{name: toy.network(V, seed=1, **shape) for name, shape in toy.FAMILIES.items() if shape},
+    # One position more than the longest text, for the start token of shifted queries.
+    **{name: toy.network(V, toy.LENGTH + 1, seed=1, **shape) for name, shape in toy.FAMILIES.items() if shape},
 }
 SYSTEMS: dict[str, Any] = {
     "B": toy.make("esolm", MASK, alpha_0=0.5),

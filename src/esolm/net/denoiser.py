@@ -183,7 +183,10 @@ def learned(table: Tensor, position: Tensor) -> Tensor:
     """The learned vector of each position, [B|1, N, W]; on the CPU, raises ValueError for one that has none."""
     known = position.device.type != "cpu" or torch.compiler.is_compiling() or not position.numel()
     if not known and int(position.max()) >= len(table):
-        raise ValueError(f"position {int(position.max())} has no embedding: this network has {len(table)} positions")
+        raise ValueError(
+            f"position {int(position.max())} has no embedding: this network has {len(table)} positions. Use texts of at "
+            f"most {len(table)} tokens, or {len(table) - 1} with shifted queries, which begin with a start token"
+        )
     return F.embedding(position, table)
 
 
