@@ -184,8 +184,8 @@ def learned(table: Tensor, position: Tensor) -> Tensor:
     known = position.device.type != "cpu" or torch.compiler.is_compiling() or not position.numel()
     if not known and int(position.max()) >= len(table):
         raise ValueError(
-            f"position {int(position.max())} has no embedding: this network has {len(table)} positions. Use texts of at "
-            f"most {len(table)} tokens, or {len(table) - 1} with shifted queries, which begin with a start token"
+            f"position {int(position.max())} has no embedding: this network has {len(table)} positions. Use texts of "
+            f"at most {len(table)} tokens, or {len(table) - 1} with shifted queries, which begin with a start token"
         )
     return F.embedding(position, table)
 
