@@ -34,15 +34,15 @@ experiments: $(VENV)/.test  ## needs ESOLM_CORPORA, ESOLM_JUDGE, ESOLM_EMBEDDER 
 	$(BIN)/python -m experiments
 
 model: $(VENV)/.test  ## train, measure and install the bundled model again
-	rm -rf experiments/books/results  # existing results would not be measured again
-	$(BIN)/python -m experiments books
-	test -f workspace/models/books/model.safetensors
-	rm -rf src/esolm/models/books
-	$(BIN)/esolm export workspace/models/books src/esolm/models/books --dtype bfloat16
-	cat experiments/books/card.md >> src/esolm/models/books/README.md
+	rm -rf experiments/stories/results  # existing results would not be measured again
+	$(BIN)/python -m experiments stories
+	rm -rf src/esolm/models/stories
+	$(BIN)/esolm export workspace/models/stories src/esolm/models/stories --dtype bfloat16
+	$(BIN)/python -m experiments.stories.report >> src/esolm/models/stories/README.md
+	cp experiments/stories/LICENSE src/esolm/models/stories
 
-screenshots: $(VENV)/.test  ## take the pictures of docs/serving.md again, with MODEL=books
-	PYTHONPATH=tests $(BIN)/python -m support.screenshots $(or $(MODEL),books)
+screenshots: $(VENV)/.test  ## take the pictures of docs/serving.md again, with MODEL=stories
+	PYTHONPATH=tests $(BIN)/python -m support.screenshots $(or $(MODEL),stories)
 
 clean:  ## remove the environment
 	rm -rf $(VENV)

@@ -51,7 +51,7 @@ def main() -> None:
                 raise
         else:
             assert name not in WRAPPERS, f"{name} needs no extra: take it out of WRAPPERS"
-    assert len(esolm.load("books").sample(length=8, seed=0).texts) == 1
+    assert len(esolm.load("stories").sample(length=8, seed=0).texts) == 1
     print(f"imported {len(names) - len(WRAPPERS)} modules without extras")
 
 

@@ -1,9 +1,12 @@
-"""Stories in any order: likelihood, judged samples, speculative passes and infills."""
+"""The bundled model: likelihood, judged samples, speculative passes, infills, and its card."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
+from experiments.runner import spec
 from experiments.runner.document import Results, number, table
 
 MODES = {
@@ -23,7 +26,7 @@ SHOWN = {
 
 def report(results: Results) -> str:
     """Return likelihood, judged samples, passes and infills."""
-    parts = ["## Stories in any order", METHOD, *likelihood(results), *judged(results), *speculative(results)]
+    parts = ["## The bundled model", METHOD, *likelihood(results), *judged(results), *speculative(results)]
     parts += infills(results)
     parts.append("[All unselected samples](results/stories.md): sixteen of each mode.")
     return "\n\n".join(parts)
@@ -101,11 +104,18 @@ def infills(results: Results) -> list[str]:
 
 def pages(results: Results) -> dict[str, str]:
     """Return the page of samples."""
-    parts = ["# Stories in any order", PAGE]
+    parts = ["# Samples of the bundled model", PAGE]
     for mode, title in SHOWN.items():
         if (made := results.get(f"texts-{mode}")) is not None:
             parts += [f"## {title}", *map(quote, made["texts"])]
     return {"stories": "\n\n".join(parts)} if len(parts) > 2 else {}
+
+
+def card(results: Results) -> str:
+    """Return what the model card has beyond the table of `esolm export`."""
+    parts = [CARD.strip(), "## Likelihood", *likelihood(results), "## Samples", SEEDS]
+    parts += [quote(results[name]["texts"][0]) for name in sorted(results) if name.startswith("seed-")]
+    return "\n" + "\n\n".join(parts) + "\n"
 
 
 def quote(text: str) -> str:
@@ -113,8 +123,35 @@ def quote(text: str) -> str:
     return "> " + " ".join(text.split()).replace("*", "\\*").replace("_", "\\_")
 
 
-METHOD = """stories15M, a left-to-right model of children's stories, with its vocabulary cut to 5,297 pieces and adapted to
-any order with shifted queries. It is stored in bfloat16."""
+METHOD = """`esolm sample stories`, `esolm infill stories "…"` and `esolm.load("stories")` use the model that the package
+contains: stories15M, a left-to-right model of children's stories, with its vocabulary cut to 5,297 pieces and adapted to
+any order with shifted queries (`experiments/stories/experiment.yaml` has every command). It is stored in bfloat16."""
 
-PAGE = """None selected or edited: the first sixteen samples of seed 0 in each mode, with
+PAGE = """Written by the bundled model, none selected or edited: the first sixteen samples of seed 0 in each mode, with
 `--top_p 0.9`. Generated from `experiments/stories/results`, which has the commands."""
+
+SEEDS = "One sample of each of the seeds 0 to 4, not selected (`esolm sample stories --top_p 0.9 --seed N`):"
+
+CARD = """## Intended use
+
+Trying `esolm` within seconds of installing it: `esolm sample stories --show`, `esolm infill stories "Tom ____ the dog."`. The
+model writes short stories in the words of a small child, in any order, and fills in blanks that fit both sides. It knows
+nothing else, invents names and mixes up who did what. Do not use it for anything else.
+
+## Training
+
+It began as [stories15M](https://github.com/karpathy/llama2.c) of llama2.c (MIT licence), whose vocabulary was cut to the pieces
+that occur at least five times in the training stories, and was adapted to any order by `esolm adapt`: shifted queries, the
+any-order loss, orders with alpha_0 of 0, 0.25, 0.5 and 1. The text is 3,796 stories of
+[TinyStories](https://arxiv.org/abs/2305.07759) (CDLA-Sharing-1.0) and 15,247 stories that stories15M wrote. 400 other real
+stories are held out; stories15M has probably seen them, the adaptation has not. The weights are under the MIT licence of
+stories15M; the file LICENSE beside this card has its text.
+
+## Reproduction
+
+Run `make model` in a clone of the repository, with `ESOLM_CORPORA`, `ESOLM_MODELS` and `ESOLM_JUDGE` set as described in
+`docs/results.md`, which also has judged samples and infills."""
+
+
+if __name__ == "__main__":  # what `make model` appends to the card of the export
+    sys.stdout.write(card(Results(spec.read(Path(__file__).parents[1]), "stories")))

@@ -50,7 +50,7 @@ def load(
     engine: str = "auto",
 ) -> LanguageModel:
     """Load the model of a run folder, a checkpoint, a model folder (`esolm export`, `esolm convert`, transformers), or
-    a bundled model by its name, such as `books`.
+    a bundled model by its name, such as `stories`.
 
     weights: `ema`, or `model` for the raw ones. which: `best` (lowest validation loss) or `last` checkpoint of a run.
     device: `auto` (a GPU if there is one), `cpu`, `cuda`, `mps`.

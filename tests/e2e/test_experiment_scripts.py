@@ -44,7 +44,7 @@ def test_given_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEQUENCES", 2)
     monkeypatch.setattr(module, "ORDERS", 1)
     (tmp_path / "text.txt").write_text("The old man opened the door of the house and looked out. " * 40)
-    found = module.main(str(tmp_path / "text.txt"), ["books"])
+    found = module.main(str(tmp_path / "text.txt"), ["stories"])
     assert [row["context"] for row in found] == ["the first half", "a random half"]
     assert all(row["random"] > 0 for row in found)
 
@@ -62,7 +62,7 @@ def test_scitldr(tmp_path: Path) -> None:
     module, path = script("scitldr/run.py"), tmp_path / "docs.jsonl"
     docs = [{"source": ["We ask a question.", f"We find {n}."], "target": [f"We find {n}."]} for n in ("one", "two")]
     path.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
-    found = module.score("books", str(path), room=16, number=2, draws=1, steps=[2])
+    found = module.score("stories", str(path), room=16, number=2, draws=1, steps=[2])
     assert found["summaries"] == 2
     assert found["nats"].keys() == {"own abstract", "another abstract"}
     assert found["rouge"]["T = 2"]["passes"] > 0

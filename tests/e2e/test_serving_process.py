@@ -18,7 +18,7 @@ pytest.importorskip("fastapi", reason="needs fastapi: pip install 'esolm[serve]'
 
 def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
     body = {"prompt": "It was", "max_tokens": 120, "seed": 1, "sampler": "left_to_right", "stream": True}
-    with served.process("books", "--max_batch", "1") as (server, url):
+    with served.process("stories", "--max_batch", "1") as (server, url):
         texts: list[str] = []
 
         def read() -> None:
@@ -39,7 +39,7 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
         assert server.wait(30) == 0
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{url}/ready")
-    want = esolm.load("books", precision="float32").sample("It was", 1, seed=1, sampler="left_to_right").texts[0]
+    want = esolm.load("stories", precision="float32").sample("It was", 1, seed=1, sampler="left_to_right").texts[0]
     assert "It was" + "".join(texts[:-1]) == want[: len("It was" + "".join(texts[:-1]))]
 
 
@@ -64,10 +64,10 @@ def test_what_does_not_finish_in_time_after_sigterm_gets_an_answer(tmp_path):
 
 
 def test_a_killed_server_is_back_in_seconds():
-    with served.process("books") as (server, url):
+    with served.process("stories") as (server, url):
         server.kill()
         server.wait()
     begin = time.monotonic()
-    with served.process("books") as (_, url):
+    with served.process("stories") as (_, url):
         assert httpx.post(f"{url}/v1/completions", json={"prompt": "It was"}, timeout=60).status_code == 200
     assert time.monotonic() - begin < 60

@@ -70,7 +70,7 @@ SCORES = {
     "esolm-any": ["", "--estimator=iw --num_orders=3"],
     "esolm-a": [""],
 }
-BOOKS = [
+STORIES = [
     {"num_samples": 2, "alpha_0": 1.0, "num_steps": 8, "length": 24, "seed": 3},
     {"num_samples": 1, "sampler": "speculative", "length": 32, "seed": 1, "top_p": 0.9},
     {
@@ -129,10 +129,10 @@ def training(folder: Path) -> dict[str, Any]:
     return found
 
 
-def books() -> dict[str, Any]:
+def stories() -> dict[str, Any]:
     """What the bundled model writes and says of texts."""
-    lm = esolm.load("books")
-    found = {str(i): lm.sample(**options).tokens for i, options in enumerate(BOOKS)}
+    lm = esolm.load("stories")
+    found = {str(i): lm.sample(**options).tokens for i, options in enumerate(STORIES)}
     blanks = lm.infill("She ____ the letter and ____.", tokens_per_blank=3, num_samples=2, top_p=0.9, seed=5)
     return {"samples": found, "infill": blanks.tokens}
 
@@ -141,7 +141,7 @@ def record() -> dict[str, Any]:
     """All of it, as JSON holds it."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        return json.loads(json.dumps({"training": training(Path(folder)), "books": books()}))
+        return json.loads(json.dumps({"training": training(Path(folder)), "stories": stories()}))
 
 
 def close(found: Any, expected: Any, where: str = "") -> None:

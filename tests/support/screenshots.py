@@ -1,4 +1,4 @@
-"""Take the pictures of docs/serving.md again: `make screenshots MODEL=books`. Needs Chromium."""
+"""Take the pictures of docs/serving.md again: `make screenshots MODEL=stories`. Needs Chromium."""
 
 from __future__ import annotations
 

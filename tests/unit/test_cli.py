@@ -128,15 +128,15 @@ def test_help_of_commands_needs_no_torch():
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["sampel", "books"], "sample"),
-        (["sample", "books", "--top-p", "1"], "--top_p"),
-        (["sample", "books", "--topp=1"], "--top_p"),
-        (["infill", "books", "a ____", "--tokens-per-blank=3"], "--tokens_per_blank"),
-        (["score", "books", "x", "--num-orders", "3"], "--num_orders"),
-        (["variance", "books", "x", "--trails=3"], "--trials"),
+        (["sampel", "stories"], "sample"),
+        (["sample", "stories", "--top-p", "1"], "--top_p"),
+        (["sample", "stories", "--topp=1"], "--top_p"),
+        (["infill", "stories", "a ____", "--tokens-per-blank=3"], "--tokens_per_blank"),
+        (["score", "stories", "x", "--num-orders", "3"], "--num_orders"),
+        (["variance", "stories", "x", "--trails=3"], "--trials"),
         (["judge", "a", "b", "--batchsize", "3"], "--batch_size"),
         (["export", "a", "b", "--forse"], "--force"),
-        (["info", "books", "--jsn"], "--json"),
+        (["info", "stories", "--jsn"], "--json"),
         (["bench", "draw", "--round=3"], "--rounds"),
     ],
 )
@@ -157,7 +157,7 @@ def test_near_misses_get_a_suggestion(capsys, words, hint):
     ],
 )
 def test_parser_errors_name_the_option_and_what_is_allowed(capsys, words, parts):
-    said = failing(capsys, "sample", "books", *words)
+    said = failing(capsys, "sample", "stories", *words)
     assert all(part in said for part in (*parts, "esolm sample --help"))
     assert not any(word in said for word in ("class", "Parser", "typing", "Union", "NoneType"))
 

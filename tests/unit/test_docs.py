@@ -83,7 +83,7 @@ COMMANDS = [
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the files that the documents name; `runs/demo` is the bundled model."""
     for model in ("runs/demo", "models/demo"):
-        shutil.copytree(PACKAGE / "models" / "books", tmp_path / model)
+        shutil.copytree(PACKAGE / "models" / "stories", tmp_path / model)
     tiny.make_data(tmp_path / "data" / "mine")
     shutil.copy(ROOT / "README.md", tmp_path)
     shutil.copy(FOREIGN, tmp_path)
@@ -145,7 +145,7 @@ def test_commands(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatc
         assert "esolm" in words
         words = words[words.index("esolm") :]
     if words[0] == "esolm":
-        if words[1] in ("sample", "infill", "score", "info", "export") and words[2] == "books":
+        if words[1] in ("sample", "infill", "score", "info", "export") and words[2] == "stories":
             assert cli.main(words[1:]) == 0
         elif words[1] != "demo":
             parse(monkeypatch, cli.main, words[1:])

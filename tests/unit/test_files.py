@@ -67,7 +67,7 @@ def test_tensors_follow_the_umask(tmp_path: Path, umask: int) -> None:
 
 def test_exports_and_checkpoints_follow_the_umask(tmp_path: Path, umask: int) -> None:
     saved = checkpoint.save(tmp_path, 1, {"model": {"a": torch.ones(2)}}, {"metric": None}, 1)
-    model = load("books")
+    model = load("stories")
     with folder.new(tmp_path / "out") as partial:
         folder.write(partial, toy.network(258), toy.make("mdlm", 256), model.tokenizer)
     written = [*saved.iterdir(), *(tmp_path / "out").iterdir()]
@@ -78,7 +78,7 @@ def test_exports_and_checkpoints_follow_the_umask(tmp_path: Path, umask: int) ->
 def test_an_unreadable_file_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may read everything, so the refusal is that of a patched open."""
     out, original = tmp_path / "out", Path.open
-    model = load("books")
+    model = load("stories")
     with folder.new(out) as partial:
         folder.write(partial, model.net, model.system, model.tokenizer)
     saved = checkpoint.save(tmp_path, 1, {"model": {"a": torch.ones(2)}}, {"metric": None}, 1)

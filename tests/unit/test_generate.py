@@ -298,5 +298,5 @@ def test_precision(run, capsys):
 
 
 def test_a_folder_is_no_file_to_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["sample", "books", f"--out={tmp_path}", "--force"]) == 2
+    assert cli.main(["sample", "stories", f"--out={tmp_path}", "--force"]) == 2
     assert "is a folder" in capsys.readouterr().err

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.runner import document, spec
+from experiments.stories import report
 from safetensors.torch import load_file
 
 import esolm
@@ -156,11 +158,11 @@ def test_the_card_of_the_bundled_model_runs_and_is_what_make_model_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = PACKAGED / "books"
+    folder = PACKAGED / "stories"
     card = (folder / "README.md").read_text("utf-8")
     run_snippets(card)
-    own = (Path(__file__).parents[2] / "experiments" / "books" / "card.md").read_text("utf-8")
-    assert card == export.card(esolm.load("books"), export.describe(folder, "ema", "best"), folder) + own
+    own = report.card(document.Results(spec.read(Path(__file__).parents[2] / "experiments"), "stories"))
+    assert card == export.card(esolm.load("stories"), export.describe(folder, "ema", "best"), folder) + own
 
 
 def test_an_export_of_a_conversion_keeps_its_origin(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from esolm.runtime import machine, progress
 def test_a_device_that_is_not_there_is_named_with_those_that_are(name: str) -> None:
     if name.startswith(("cuda", "mps")) and machine.pick_device("auto").type in name:
         pytest.skip("this machine has it")
-    for function in (machine.pick_device, lambda name: load("books", device=name)):
+    for function in (machine.pick_device, lambda name: load("stories", device=name)):
         with pytest.raises(ValueError, match=f"'{name}'.*cpu.*auto") as error:
             function(name)
         assert "\n" not in str(error.value)
@@ -43,7 +43,7 @@ def test_bf16_is_tried_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_loading_a_model_does_not_import_distributed_checkpoints() -> None:
     """They take a second, and only training on several processes needs them."""
-    code = "import esolm, sys; esolm.load('books'); print('torch.distributed.checkpoint' in sys.modules)"
+    code = "import esolm, sys; esolm.load('stories'); print('torch.distributed.checkpoint' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 

@@ -457,7 +457,7 @@ def test_a_loaded_model_draws_the_same_on_both_engines(options: dict[str, Any]) 
     """In float32 a draw differs only if the uniform number falls between two nearly equal sums."""
     found = []
     for name, kind in (("native", Native), ("torch", Folded), ("auto", Native)):
-        lm = load("books", precision="float32", engine=name)
+        lm = load("stories", precision="float32", engine=name)
         assert type(lm.net) is kind
         found.append(lm.sample("The", num_samples=2, length=24, seed=5, **options).tokens)
     assert found[0] == found[1] == found[2]
@@ -479,22 +479,22 @@ def test_the_likelihood_of_a_native_sample_is_that_of_its_draws() -> None:
 
 def test_engines_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match="'fast'"):
-        load("books", precision="float32", engine="fast")
+        load("stories", precision="float32", engine="fast")
     with pytest.raises(ValueError, match="native"):
-        load("books", engine="native")
+        load("stories", engine="native")
 
     def missing() -> None:
         raise library.Unavailable("not built")
 
     monkeypatch.setattr(engine, "library", missing)
-    assert type(load("books", precision="float32").net) is Folded
+    assert type(load("stories", precision="float32").net) is Folded
     assert not caplog.records  # nothing was built: nothing is wrong
     with pytest.raises(ValueError, match="not built"):
-        load("books", precision="float32", engine="native")
+        load("stories", precision="float32", engine="native")
 
     def broken() -> None:
         raise library.Broken("wrong version")
 
     monkeypatch.setattr(engine, "library", broken)
-    assert type(load("books", precision="float32").net) is Folded
+    assert type(load("stories", precision="float32").net) is Folded
     assert [record.levelname for record in caplog.records] == ["WARNING"]

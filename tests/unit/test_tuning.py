@@ -330,7 +330,7 @@ def test_what_is_refused(
     fails(["export", str(home / "lora"), str(adapter), "--only_adapter", "true"], "exists")
     assert cli.main(["export", str(home / "lora"), str(adapter), "--only_adapter", "true", "--force"]) == 0
     fails(command(home, run, "lora", f"--adapter={adapter}"), "--tuning.rank 3", "--tuning.alpha 6")
-    fails(["export", "books", str(tmp_path / "out"), "--adapter", str(adapter)], "another network")
+    fails(["export", "stories", str(tmp_path / "out"), "--adapter", str(adapter)], "another network")
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
     fails(["export", str(home / "base"), str(tmp_path / "out"), "--adapter", str(adapter)], "use_dora")

@@ -19,9 +19,12 @@ from .train import OWN, read, show
 MODES = {"diffusion": 1.0, "hybrid": 0.25, "left to right": 0.0}  # alpha_0
 
 
-BUNDLED = "books"
-FIRST = ("--length", "64", "--alpha_0", "0.5", "--num_steps", "24", "--top_p", "0.9", "--seed", "0", "--show")
-SENTENCE = ("She ____ the letter and ____.", "--tokens_per_blank", "3", "--top_p", "0.9", "--seed", "0")
+BUNDLED = "stories"
+FIRST = ("--top_p", "0.9", "--seed", "0", "--show")
+SENTENCE = (
+    "Tom was afraid of the big dog. ____ Then the dog licked his hand, and Tom was happy.",
+    "--tokens_per_blank", "12", "--top_p", "0.9", "--seed", "0", "--show",
+)  # fmt: skip
 
 
 def run(argv: Sequence[str]) -> int:
@@ -49,9 +52,9 @@ def run(argv: Sequence[str]) -> int:
 
 def show_bundled(console: Console) -> None:
     """Sample a text out of order and fill in blanks with the bundled model."""
-    console.print(f"[bold]1. The model that comes with the package ({BUNDLED}) writes out of order[/bold]")
+    console.print(f"[bold]1. The model that comes with the package ({BUNDLED}) writes a story out of order[/bold]")
     sample.run([BUNDLED, *FIRST])
-    console.print("\n[bold]2. It fills in the blanks of a sentence[/bold]")
+    console.print("\n[bold]2. It fills in a gap, given both sides[/bold]")
     infill.run([BUNDLED, *SENTENCE])
     console.print("\n[bold]3. A small model is trained on this machine, for about two minutes[/bold]")
 

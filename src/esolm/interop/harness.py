@@ -1,6 +1,6 @@
 """The model `esolm` of the lm-evaluation-harness. This module also runs the harness's command line with it:
 
-    python -m esolm.interop.harness run --model esolm --model_args pretrained=books --tasks …
+    python -m esolm.interop.harness run --model esolm --model_args pretrained=stories --tasks …
 
 `lm_eval` alone does not know the model, because it has no plugins. Likelihoods are those of `esolm score`: log p of a
 continuation, with its context given and first in every order.
