@@ -89,6 +89,11 @@ class System(Protocol):
         """The system as it trains in this step, 0, 1, …; a curriculum makes it differ from step to step."""
         return self
 
+    def alternatives(self: S) -> list[S]:
+        """The versions of the system among which each validation chooses: training continues with the one whose loss
+        varies least between blocks of `block_size` tokens. None by default."""
+        return []
+
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         """The complete denoising schedule of a request; raises ValueError for what this system cannot do."""
         ...

@@ -38,6 +38,7 @@ def open_data(config: RunConfig) -> Manifest:
     if not (data / "manifest.json").is_file():
         source = corpus.source or "CORPUS"
         command = f"esolm prepare {source} {data} --tokenizer {corpus.tokenizer} --length {corpus.length}"
+        command = f"{command} {corpus.options}".rstrip()
         raise ValueError(f"no data in {data}: prepare it with `{command}`, or give --data FOLDER")
     return Manifest.load(data)
 
