@@ -72,8 +72,8 @@ def plan(config: RunConfig, cluster: Cluster, vocab_size: int | None = None) -> 
         vocab_size = start.get("vocab_size") or config.corpus.vocab_size or GPT2_IDS
     if vocab_size < 2:
         raise ValueError(f"vocab_size is {vocab_size}; it must be at least 2")
-    net = config.net_config(vocab_size, config.net.get("length") or config.corpus.length)
     system = config.make_system(_Ids(vocab_size, *(vocab_size - 1,) * 3))
+    net = config.net_config(vocab_size, config.net.get("length") or config.corpus.length, system)
     compute = config.compute
     if compute.precision == "auto":
         compute = dataclasses.replace(compute, precision="bf16")
