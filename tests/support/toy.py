@@ -33,8 +33,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "sedd": {"sedd-absorb": {}, "sedd-uniform": {"noise": "uniform"}},
     "diffusion_lm": {
         "diffusion_lm": {"num_steps": 130, "latent_width": 6},
-        "diffusion_lm-word": {"num_steps": 8, "latent_width": 4, "variance": "word"},
-        "diffusion_lm-authors": {"num_steps": 4, "latent_width": 4, "bound": "authors"},
+        "diffusion_lm-word": {"num_steps": 8, "latent_width": 4, "variance": "word", "loss": "bound"},
     },
     "duo": {"duo-curriculum": {"curriculum_end": 4, "tau_start": 0.1}, "duo": {}},
     "bd3lm": {"bd3lm-4": {"block_size": 4}, "bd3lm-1": {"block_size": 1}, "bd3lm-8": {"block_size": 8}},

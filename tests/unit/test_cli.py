@@ -82,9 +82,9 @@ def test_every_preset_is_a_configuration(name):
     assert config.run == f"runs/{name}"
     assert RunConfig.from_tree(config.tree()) == config
     if name.startswith(("lm1b", "owt")):
-        bert = config.system["name"] == "diffusionbert"  # its authors' own values
-        assert (config.batch.size, config.optim.lr) == ((128, 5e-5) if bert else (512, 3e-4))
-        assert config.optim.warmup == (10000 if bert else 2500)
+        own = {"diffusionbert": (128, 5e-5, 10000), "diffusion_lm": (64, 1e-4, 0)}  # their authors' own values
+        found = (config.batch.size, config.optim.lr, config.optim.warmup)
+        assert found == own.get(config.system["name"], (512, 3e-4, 2500))
         assert (config.net["layers"], config.net["width"]) == (12, 768)
         assert config.net["dropout"] == (0.0 if config.system["name"] == "d3pm" else 0.1)
         assert config.steps == (1_000_000 if name.startswith("lm1b") else 250_000)

@@ -33,6 +33,7 @@ from . import System
 from ._uniform import BOUNDS
 
 TERMS = ("diffusion", "rounding", "prior")
+CHOICES = {"variance": ("small", "word"), "loss": ("authors", "bound"), "bound": BOUNDS}
 
 
 class Row(NamedTuple):
@@ -60,6 +61,9 @@ class DiffusionLM(System):
     variance: Literal["small", "word"] = "small"
     """Variance of a reverse step. small: as in the authors' code, which costs 0.04 nats per token and dimension. word:
     that of a step in which the token is known, which costs nothing."""
+    loss: Literal["authors", "bound"] = "authors"
+    """What training minimises. authors: the squared error, the same for all steps. bound: the strict bound, which gives
+    far more weight to steps with little noise."""
     clamp: bool = False
     """Round predictions to the nearest embedding in the bound too, which is then that of the sampler clamped."""
     bound: Literal["strict", "authors"] = "strict"
@@ -76,9 +80,9 @@ class DiffusionLM(System):
             raise ValueError(f"num_steps is {self.num_steps}; it must be at least 2")
         if self.latent_width < 1:
             raise ValueError(f"latent_width is {self.latent_width}; it must be at least 1")
-        for name, value, known in (("variance", self.variance, ("small", "word")), ("bound", self.bound, BOUNDS)):
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
         if self.bound == "authors" and self.variance != "small":
             raise ValueError("bound authors is that of variance small: change one of them")
 
@@ -95,14 +99,14 @@ class DiffusionLM(System):
         return dict.fromkeys(TERMS, int(scored.sum()))
 
     def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
-        """Training: the authors' loss, whose terms diffusion and prior are means over D and not nats, with one step for
-        each example. The rounding term is that of the bound."""
+        """Training has one step for each example. In the authors' loss, the terms diffusion and prior are means over D
+        and not nats; the rounding term is that of the bound."""
         size = len(batch.x)
-        if train:
+        if train and self.loss == "authors":
             t = self._uniform_steps(rng.at("time").times(rng.examples(size), rng.total))
             return self._pass(net, batch, rng, t, self._loss)
-        if self.bound == "strict":
-            return self.bound_over_times(net, batch, rng, independent=False)
+        if train or self.bound == "strict":
+            return self._strict(net, batch, rng, independent=False, clamp=self.clamp and not train)
         found = [
             self._pass(net, batch, rng, torch.full((size, 1), t), self._authors, self.clamp, t)
             for t in range(self.num_steps)
@@ -110,8 +114,11 @@ class DiffusionLM(System):
         return [Term(TERMS[0], torch.stack([terms[0].nats for terms in found]).sum(0), batch.scored), *found[0][1:]]
 
     def bound_over_times(self, net: Forward, batch: Batch, rng: Randomness, independent: bool) -> list[Term]:
-        """The strict bound: one step for each example, in proportion to the root of its weight, or independent and
-        uniform ones."""
+        return self._strict(net, batch, rng, independent, self.clamp)
+
+    def _strict(self, net: Forward, batch: Batch, rng: Randomness, independent: bool, clamp: bool) -> list[Term]:
+        """The strict bound at one step for each example: steps are drawn in proportion to the root of their weight, or
+        independent and uniform."""
         bound, size = StrictBound(self.steps, self.variance), len(batch.x)
         if independent:
             t = self._uniform_steps(rng.at("time").uniform(rng.examples(size), 1))
@@ -127,7 +134,7 @@ class DiffusionLM(System):
             spread = bound.spread * row.clean.shape[-1]
             return [weight.to(means) * means + spread, bound.prior_nats(row.clean)]
 
-        return self._pass(net, batch, rng, t, nats, self.clamp)
+        return self._pass(net, batch, rng, t, nats, clamp)
 
     def _uniform_steps(self, u: Tensor) -> Tensor:
         return (u * self.num_steps).long().clamp_max(self.num_steps - 1)
