@@ -63,7 +63,7 @@ class Line:
     def predictions(self, net: Denoiser, time: float, clamp: bool) -> Tensor:
         """The predicted start for every x_t on the grid, [G]."""
         x = torch.zeros(len(GRID), 1, dtype=torch.long)
-        score = VectorPass(lambda clean: GRID[:, None, None], lambda clean, predicted, head: predicted)
+        score = VectorPass(lambda clean: GRID[:, None, None], lambda clean, predicted, head: predicted, 1)
         times = torch.full((len(x),), time, dtype=torch.float64)
         with torch.no_grad():
             found = net(x, torch.zeros(1, 1, dtype=torch.long), full(1), time=times, score=score)[:, 0]

@@ -38,6 +38,7 @@ class RowLoss(NamedTuple):
 
     function: Callable[..., Tensor]  # logits [R, V], inputs -> nats [R] or [R, n]; the chunks of a pass share no state
     inputs: tuple[Tensor, ...]  # [R, ...] each; no gradient flows into them
+    columns: int | None = None  # n, if the function returns [R, n]
 
     def nats(self, logits: Tensor, rows: slice) -> Tensor:
         """The nats of some rows from their logits."""
@@ -49,7 +50,8 @@ class VectorPass:
     """A pass on noisy embeddings through a network with `latent_width`, which predicts the clean ones."""
 
     feed: Callable[[Tensor], Tensor]  # embeddings of the tokens [B, N, D] -> what the network is fed
-    result: Callable[[Tensor, Tensor, TiedHead], Tensor]  # embeddings and predictions of the rows [R, D], and the head
+    result: Callable[[Tensor, Tensor, TiedHead], Tensor]  # embeddings and predictions [R, D], and the head -> [R, n]
+    columns: int  # n
 
 
 Scoring = Score | RowLoss | VectorPass

@@ -78,6 +78,11 @@ class System(Protocol):
         return None
 
     @property
+    def soft_inputs(self) -> bool:
+        """Whether training feeds probabilities of all tokens, [B, L, V], which `esolm plan` counts."""
+        return False
+
+    @property
     def any_order(self) -> bool:
         """Whether the system is an `AnyOrder`: it has a likelihood of x under an order."""
         return False

@@ -182,7 +182,7 @@ class DiffusionLM(System):
         out = Rows(slice(0, length), scored.flatten().nonzero()[:, 0])
         time = self.time(t[:, 0]).to(wide(x.device)).to(x.device)
         seen = full(length, batch.valid, x.device)
-        found = net(x, position, seen, time=time, out=out, score=VectorPass(feed, result))
+        found = net(x, position, seen, time=time, out=out, score=VectorPass(feed, result, len(TERMS)))
         placed = (place_nats(nats, scored, position.expand_as(x), length) for nats in found.unbind(-1))
         return [Term(name, nats, scored) for name, nats in zip(TERMS, placed, strict=True)]
 
@@ -234,7 +234,9 @@ class DiffusionLM(System):
         """The prediction of the start, [B, L, D], from x_t at the positions that are drawn, and the given tokens."""
         x, length = request.x, request.x.shape[1]
         free = ~request.given.to(x.device)[..., None]
-        score = VectorPass(lambda clean: torch.where(free, state, clean), lambda clean, predicted, head: predicted)
+        score = VectorPass(
+            lambda clean: torch.where(free, state, clean), lambda clean, predicted, head: predicted, self.latent_width
+        )
         valid = None if bool(request.valid.all()) else request.valid.to(x.device)
         position = torch.arange(length, device=x.device)[None]
         each = torch.full((len(x),), time, dtype=wide(x.device), device=x.device)
