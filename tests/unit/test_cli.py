@@ -83,14 +83,14 @@ def test_every_preset_is_a_configuration(name):
     assert config.run == f"runs/{name}"
     assert RunConfig.from_tree(config.tree()) == config
     if name.startswith(("lm1b", "owt", "xsum")):
-        bert = config.system["name"] == "diffusionbert"  # its authors' own values
-        assert (config.batch.size, config.optim.lr) == ((128, 5e-5) if bert else (512, 3e-4))
-        assert config.optim.warmup == (10000 if bert else 2500)
+        own = {"diffusionbert": (128, 5e-5, 10000), "diffusion_lm": (64, 1e-4, 0)}  # their authors' own values
+        found = (config.batch.size, config.optim.lr, config.optim.warmup)
+        assert found == own.get(config.system["name"], (512, 3e-4, 2500))
         assert (config.net["layers"], config.net["width"]) == (12, 768)
         assert config.net["dropout"] == (0.0 if config.system["name"] == "d3pm" else 0.1)
-        own = {"lm1b-kappa": 500_000, "xsum-esolm": 10_000, "xsum-mdlm": 10_000}
-        own |= {"owt-esolm-10240": 1000, "owt-bd3lm-10240": 1000}
-        assert config.steps == own.get(name, 1_000_000 if name.startswith("lm1b") else 250_000)
+        steps = {"lm1b-kappa": 500_000, "xsum-esolm": 10_000, "xsum-mdlm": 10_000}
+        steps |= {"owt-esolm-10240": 1000, "owt-bd3lm-10240": 1000}
+        assert config.steps == steps.get(name, 1_000_000 if name.startswith("lm1b") else 250_000)
         assert (config.init is not None) == name.startswith(("xsum", "owt-esolm-1", "owt-bd3lm-1"))
 
 

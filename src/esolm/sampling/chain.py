@@ -73,10 +73,7 @@ def redraw(
     """Run a chain. Each pass feeds all tokens; a chain with an absorbing token ends when none is left."""
     batch, length = x.shape
     device, mask = x.device, reverse.absorbing
-    most = int(schedule.sizes[:, 0].max())
-    place = places(schedule.given, schedule.sizes[:, 0], most, length)
-    free = place < length
-    at = torch.where(free, schedule.sigma.gather(1, place.clamp_max(length - 1)), 0)
+    at, free = drawn_positions(schedule, length)
     number = torch.arange(batch)[:, None].expand_as(at)
     row, position = number[free], at[free]
     tokens = x.clone()
@@ -98,6 +95,14 @@ def redraw(
         token[asked.to(device)] = drawn
         changed = asked if mask is None else asked & (token.cpu() != mask)
         yield Step(at, token, changed, fed=asked.any(1))
+
+
+def drawn_positions(schedule: Schedule, length: int) -> tuple[Tensor, Tensor]:
+    """The positions that a chain draws, int [B, m], and which of them are no padding."""
+    most = int(schedule.sizes[:, 0].max())
+    place = places(schedule.given, schedule.sizes[:, 0], most, length)
+    free = place < length
+    return torch.where(free, schedule.sigma.gather(1, place.clamp_max(length - 1)), 0), free
 
 
 def _draw(reverse: Reverse, step: int, logits: Tensor, z: Tensor, u: Tensor) -> Tensor:

@@ -61,12 +61,25 @@ class System(Protocol):
 
     @property
     def masks(self) -> bool:
-        """Whether noise replaces tokens by the mask; otherwise by other tokens, and nothing marks those it spared."""
+        """Whether noise replaces tokens by the mask; otherwise nothing marks the tokens that it spared."""
         return True
 
     @property
     def timed(self) -> bool:
         """Whether the network is fed the time. Its conditioning then cannot be folded into the weights."""
+        return False
+
+    @property
+    def latent_width(self) -> int | None:
+        """Width of the embeddings that the system adds noise to, by passes with a `VectorPass`; None: it takes tokens.
+
+        Training builds the network with it. Such a system cannot be served: its passes cannot be shared.
+        """
+        return None
+
+    @property
+    def soft_inputs(self) -> bool:
+        """Whether training feeds probabilities of all tokens, [B, L, V], which `esolm plan` counts."""
         return False
 
     @property

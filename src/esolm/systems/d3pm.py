@@ -126,7 +126,7 @@ class D3PM(System):
             rows, z = scored, torch.where(scored, self.states.corrupt(x, after, u), x)
             out = Rows(slice(0, length), rows.flatten().nonzero()[:, 0])
             inputs = (x[rows], z[rows], (after / before).expand_as(u)[rows], before.expand_as(u)[rows])
-            score = RowLoss(functools.partial(self._row_nats, hybrid), inputs)
+            score = RowLoss(functools.partial(self._row_nats, hybrid), inputs, columns=1 + hybrid)
             found = list(net(z, position, seen, time=time, out=out, score=score).unbind(-1))
         return torch.stack([place_nats(each, rows, position.expand_as(x), length) for each in found], -1)
 

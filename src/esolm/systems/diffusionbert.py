@@ -89,7 +89,9 @@ class DiffusionBERT(System):
         inputs = tuple(value.expand_as(x)[rows] for value in (x, t, c, masked))
         position = torch.arange(length, device=x.device)[None]
         out = Rows(slice(0, length), rows.flatten().nonzero()[:, 0])
-        nats = net(z, position, full(length, valid, x.device), out=out, score=RowLoss(function, inputs))
+        nats = net(
+            z, position, full(length, valid, x.device), out=out, score=RowLoss(function, inputs, columns=1 + hybrid)
+        )
         found = [place_nats(each, rows, position.expand_as(x), length) for each in nats.unbind(-1)]
         return [Term(name, value, scored) for name, value in zip(("diffusion", "hybrid"), found, strict=False)]
 

@@ -124,7 +124,7 @@ class Session:
         self.batches, self.held_out = ranks.everywhere(lambda: loaders(config, manifest, ranks))
         self.loggers = ranks.everywhere(lambda: report.loggers(config.log if ranks.rank == 0 else ()))
         self.notes = ranks.once(lambda: enter(config, manifest))
-        net = build(config.net_config(manifest.vocab_size, manifest.length), config.seed, self.compute)
+        net = build(config.net_config(manifest.vocab_size, manifest.length, self.system), config.seed, self.compute)
         if start.weights is not None:
             net.load_state_dict(start.weights)
         tuning.prepare(net, config.tuning, config.seed, start.adapter)
