@@ -59,12 +59,19 @@ def chain_plan(
     request: Request,
     default: str = "ancestral",
     redraws: bool = True,
+    most: int | None = None,
 ) -> Chain:
-    """The schedule of a system that samples by a chain: num_steps passes, by default 128."""
+    """The schedule of a system that samples by a chain: num_steps passes, by default 128.
+
+    most: the steps of the forward process, if it has a number of them; a chain can skip some.
+    """
     request.choose_sampler(system, samplers, default)
+    num_steps = request.options.num_steps
+    if most is not None and num_steps is not None and num_steps > most:
+        raise ValueError(f"num_steps is {num_steps}; this model has {most} steps, and can skip some of them")
     if request.options.given_order != "ascending":
         raise ValueError(f"given_order is {request.options.given_order!r}; {system} has no order: leave it out")
-    return chain(request.given, request.valid, request.options.num_steps or STEPS, redraws)
+    return chain(request.given, request.valid, num_steps or min(STEPS, most or STEPS), redraws)
 
 
 def redraw(

@@ -5,7 +5,6 @@ Shapes: B batch, L length, R rows that get logits, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from ..net.conditionals import place_nats
 from ..net.denoiser import Rows
 from ..net.head import RowLoss, Score
 from ..net.protocol import Forward, Network
-from ..sampling.chain import STEPS, Reverse, UniformReverse, chain_plan, redraw
+from ..sampling.chain import Reverse, UniformReverse, chain_plan, redraw
 from ..sampling.loops import Chooser
 from ..sampling.request import Request, Step
 from . import System, _uniform
@@ -145,12 +144,7 @@ class D3PM(System):
         return self.terms(net, batch, rng, train=False)
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
-        asked = request.options.num_steps
-        if asked is not None and asked > self.num_steps:
-            raise ValueError(f"num_steps is {asked}; this model has {self.num_steps} steps, and can skip some of them")
-        options = dataclasses.replace(request.options, num_steps=asked or min(self.num_steps, STEPS))
-        request = dataclasses.replace(request, options=options)
-        return chain_plan(self.name, self.samplers, request, redraws=self.noise == "uniform")
+        return chain_plan(self.name, self.samplers, request, redraws=self.noise == "uniform", most=self.num_steps)
 
     def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """The reverse chain, in steps of about the same length; greedy_tail takes the likeliest tokens in the last."""

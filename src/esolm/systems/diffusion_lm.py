@@ -5,7 +5,6 @@ Shapes: B batch, L length, R scored rows, D width of an embedding, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -27,7 +26,7 @@ from ..net.conditioned import embedder
 from ..net.denoiser import Rows
 from ..net.head import Score, TiedHead, VectorPass, score_rows
 from ..net.protocol import Forward, Network
-from ..sampling.chain import STEPS, WHOLE, chain_plan, drawn_positions
+from ..sampling.chain import WHOLE, chain_plan, drawn_positions
 from ..sampling.request import Request, Step
 from . import System
 from ._uniform import BOUNDS
@@ -187,17 +186,12 @@ class DiffusionLM(System):
         return [Term(name, nats, scored) for name, nats in zip(TERMS, placed, strict=True)]
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
-        asked = request.options.num_steps
-        if asked is not None and asked > self.num_steps:
-            raise ValueError(f"num_steps is {asked}; this model has {self.num_steps} steps, and can skip some of them")
         if request.draw != Draw():
             raise ValueError(
                 "temperature, top_p and top_k shape probabilities of tokens, and diffusion_lm draws embeddings: "
                 "leave them out"
             )
-        options = dataclasses.replace(request.options, num_steps=asked or min(self.num_steps, STEPS))
-        request = dataclasses.replace(request, options=options)
-        return chain_plan(self.name, self.samplers, request, "clamped")
+        return chain_plan(self.name, self.samplers, request, "clamped", most=self.num_steps)
 
     def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """The reverse chain; the tokens of a step are what its embeddings are rounded to, and the last ones count.
