@@ -31,6 +31,7 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
 
         reader = threading.Thread(target=read)
         reader.start()
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "books"
         while not texts and reader.is_alive():
             time.sleep(0.01)
         server.send_signal(signal.SIGTERM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -219,6 +220,8 @@ def test_tokens_models_health_metrics_and_documents(http, url):
     assert http.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
     assert http.get("/v1/models").json()["data"][0]["id"] == "toy"
     for path in ("/health", "/ready", "/openapi.json", "/"):
+        assert httpx.get(url + path).status_code == 200
+    for path in re.findall(r'(?:href|src)="(.+?)"', httpx.get(url + "/docs").text):  # no other host is asked
         assert httpx.get(url + path).status_code == 200
     assert httpx.get(url + "/metrics").status_code == 401
     text = http.get("/metrics").text

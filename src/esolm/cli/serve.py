@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..serving.options import EngineOptions, ServerOptions
@@ -35,6 +36,7 @@ def serve(options: Mapping[str, Any]) -> int:
     limits = EngineOptions(**{name: options[name] for name in EngineOptions.__dataclass_fields__})
     own = {name: options[name] for name in ServerOptions.__dataclass_fields__}
     own["api_key"] = own["api_key"] or os.environ.get("ESOLM_API_KEY")
+    own["name"] = own["name"] or Path(options["run"]).resolve().name
     settings = ServerOptions(**own)
     try:
         from ..serving.server import serve_app

@@ -36,8 +36,8 @@ class ServerOptions:
 
     api_key: str | None = None
     """Clients must send it as `Authorization: Bearer KEY`; null lets everyone in."""
-    name: str = "esolm"
-    """The model's name for clients."""
+    name: str | None = None
+    """The model's name for clients; null is the name of its folder."""
     max_n: int = 16
     """Most samples of one request, over all its prompts."""
     max_body: int = 1_000_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 try:
@@ -60,6 +61,7 @@ def parsed(args: Mapping[str, Any]) -> dict[str, Any]:
     if not found["model"]:
         raise ValueError("there is no model: give model=FOLDER, or set the variable ESOLM_MODEL")
     found["api_key"] = found["api_key"] or os.environ.get("ESOLM_API_KEY")
+    found["name"] = found["name"] or Path(found["model"]).resolve().name
     for kind in KINDS:
         _options(kind, found)  # wrong values fail here, not on every replica
     return found

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ try:
     from fastapi.exceptions import HTTPException, RequestValidationError
     from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
     from fastapi.staticfiles import StaticFiles
+    from fastapi_offline import FastAPIOffline  # /docs without a CDN
 except ImportError as error:
-    raise ImportError("esolm.serving.routes needs fastapi: pip install 'esolm[serve]'") from error
+    raise ImportError("esolm.serving.routes needs more packages: pip install 'esolm[serve]'") from error
 
 from .. import __version__
 from . import api, bodies
@@ -61,7 +63,7 @@ class Guard:
     def refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is refused before it is read."""
         headers, path = dict(scope["headers"]), scope["path"]
-        public = path in OPEN or path.startswith("/page/")
+        public = path in OPEN or path.startswith(("/page/", "/static-offline-docs/"))
         found = headers.get(b"authorization", b"")
         if self.expected is not None and not public and not hmac.compare_digest(found, self.expected):
             return ApiError(401, "the API key is missing or wrong: send Authorization: Bearer KEY")
@@ -99,7 +101,8 @@ class Guard:
 
 def make_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     """The application; it starts the engine and stops it when it ends."""
-    server = Server(engine, options or ServerOptions())
+    options = options or ServerOptions()
+    server = Server(engine, replace(options, name=options.name or "esolm"))
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -110,7 +113,7 @@ def make_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": bodies.ErrorReply, "description": about} for status, about in STATUSES.items()
     }
-    app = FastAPI(title="esolm", version=__version__, lifespan=life, redoc_url=None, responses=errors)
+    app = FastAPIOffline(title="esolm", version=__version__, lifespan=life, redoc_url=None, responses=errors)
     app.state.server = server
     app.add_middleware(Guard, server=server)
     _errors(app)

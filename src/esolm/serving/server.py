@@ -63,7 +63,8 @@ def serve_app(
         except (OSError, OverflowError) as error:
             raise ValueError(f"cannot listen on {host} port {port}: {error}") from error
         shown = f"[{host}]" if ":" in host else host
-        print(f"serving {options.name} on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+        name, bound = app.state.server.options.name, listener.getsockname()[1]
+        print(f"serving {name} on http://{shown}:{bound}", file=sys.stderr, flush=True)
         longest = math.ceil(drain) + 5  # then connections are closed, whatever they wait for
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=longest, server_header=False)
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles them, and raises them again at its end

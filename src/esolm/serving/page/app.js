@@ -307,8 +307,7 @@ function open_link() {
 async function connect() {
   try {
     const model = (state.model = (await fetch_json("v1/models")).data[0]);
-    const name = model.id === "esolm" ? "" : `${model.id}, `;  // without --name, a model is called like the package
-    $("model").textContent = `${name}system ${model.system}, up to ${model.max_length} tokens`;
+    $("model").textContent = `${model.id}: system ${model.system}, up to ${model.max_length} tokens`;
     $("error").hidden = true;
     offer_samplers(model);
     if (!state.now.request) open_link();
