@@ -68,13 +68,7 @@ def mauve(
     samples = read_samples(Path(file))
     n, length = len(samples), max(len(sample["tokens"]) for sample in samples)
     theirs = reference_texts(Path(references), 2 * n, length, seed)  # as many again for the ceiling
-    fewest = min(n, len(theirs))
-    if fewest < LEAST:
-        raise ValueError(f"{n} samples and {len(theirs)} references: MAUVE needs at least {LEAST} of each")
-    if buckets is not None and not 2 <= buckets <= fewest:
-        raise ValueError(f"buckets is {buckets}: it must be from 2 to {fewest}, the number of texts")
-    if resamples != 0 and resamples < 2:
-        raise ValueError(f"resamples is {resamples}: it must be 0, for no standard error, or at least 2")
+    _check(n, len(theirs), buckets, resamples)
     embed = Embedder(embedder, device, max_tokens, pooling)
     texts = [sample["text"] for sample in samples]
     features = embed([*texts, *theirs], batch_size)
@@ -93,6 +87,17 @@ def mauve(
         "mauve_stderr": statistics.stdev(scores[-resamples:]) if resamples else None,
         "ceiling": scores[1] if ceiling else None,
     }
+
+
+def _check(samples: int, references: int, buckets: int | None, resamples: int) -> None:
+    """Raise ValueError if there are too few texts for the options."""
+    fewest = min(samples, references)
+    if fewest < LEAST:
+        raise ValueError(f"{samples} samples and {references} references: MAUVE needs at least {LEAST} of each")
+    if buckets is not None and not 2 <= buckets <= fewest:
+        raise ValueError(f"buckets is {buckets}: it must be from 2 to {fewest}, the number of texts")
+    if resamples != 0 and resamples < 2:
+        raise ValueError(f"resamples is {resamples}: it must be 0, for no standard error, or at least 2")
 
 
 def mean_bytes(texts: Sequence[str]) -> float:
