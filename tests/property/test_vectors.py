@@ -277,3 +277,78 @@ def test_what_it_cannot_do_is_named(net: Denoiser) -> None:
         next(system.sample(toy.network(V, 1), asked, system.plan(asked, Randomness(0)), Randomness(0)))
     with pytest.raises(ValueError, match="diffusion_lm"):
         system.logits(net, Batch(blank))
+
+
+class Fed:
+    """A network that passes every call on, and keeps what was fed."""
+
+    def __init__(self, net: Denoiser) -> None:
+        self.net, self.vectors = net, []  # type: ignore[var-annotated]
+
+    def __call__(self, x: Tensor, *inputs: Any, score: VectorPass, **more: Any) -> Tensor:
+        def feed(clean: Tensor) -> Tensor:
+            self.vectors.append((clean, score.feed(clean)))
+            return self.vectors[-1][1]
+
+        return self.net(x, *inputs, score=VectorPass(feed, score.result, score.columns), **more)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_given_tokens_are_fed_without_noise(train: bool) -> None:
+    """In training and in the bound; all others are fed with noise."""
+    system = toy.make("diffusion_lm", 6, num_steps=9, latent_width=5)
+    fed, x = Fed(toy.fitting(system)), toy.text(3)
+    given = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    system.terms(fed, Batch(x, None, given), Randomness(1, 0, 3), train)
+    ((clean, noisy),) = fed.vectors
+    assert torch.equal(noisy[given], clean[given])
+    assert (noisy != clean)[~given].all()
+
+
+def test_samples_keep_given_tokens_clean_and_have_new_noise_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = toy.make("diffusion_lm", 6, num_steps=9, latent_width=40)
+    net, x = toy.fitting(system), toy.text(3)
+    given = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    asked = toy.request(x, given, torch.ones_like(given), sampler="ancestral", num_steps=9)
+    fed, spreads = Fed(net), []
+    step = vectors.ancestral_step
+
+    def kept(steps: GaussianSteps, t: int, noisy: Tensor, predicted: Tensor, spread: Tensor) -> Tensor:
+        spreads.append(spread)
+        return step(steps, t, noisy, predicted, spread)
+
+    monkeypatch.setattr(vectors, "ancestral_step", kept)
+    monkeypatch.setattr("esolm.systems.diffusion_lm.embedder", lambda _: net)
+    with torch.inference_mode():
+        assert len(list(system.sample(fed, asked, system.plan(asked, Randomness(0)), Randomness(0)))) == 9
+    for clean, noisy in fed.vectors:
+        assert torch.equal(noisy[given], clean[given])
+        assert (noisy != clean)[~given].all()
+    noise = torch.stack(spreads).flatten(1)
+    assert not noise[-1].any()
+    assert (torch.corrcoef(noise[:-1]) - torch.eye(8)).abs().max() < 0.2  # 960 numbers: six standard errors
+    deviations = sqrt_steps(9).variance("small").sqrt().flip(0)
+    torch.testing.assert_close(noise.std(1)[:-1], deviations[:-1], rtol=0.15, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_that_knows_the_words_pays_for_the_variances_only(kind: Any) -> None:
+    """It predicts the mean of the start given x_t and the word, in whatever step; padding and given tokens too."""
+    width, steps = 3, sqrt_steps(9)
+    system = toy.make("diffusion_lm", 6, num_steps=9, latent_width=width, variance=kind)
+    net, x = toy.fitting(system), toy.text(40)
+    valid, given = toy.padding(40, 8), torch.arange(8).expand(40, -1) < 2
+    scored = valid & ~given
+
+    def knowing(x: Tensor, *_: Any, time: Tensor, out: Any, score: VectorPass) -> Tensor:
+        clean = net.embed(x)
+        noisy, t = score.feed(clean), (time * 9 / 1000).round().long()
+        kept = steps.kept[t][:, None, None]
+        precision = 1 / steps.start_variance + kept / (1 - kept)
+        mean = (clean / steps.start_variance + kept.sqrt() * noisy / (1 - kept)) / precision
+        return score.result(clean[scored], mean[scored], net.head)  # type: ignore[arg-type]
+
+    for independent in (False, True):
+        terms = system.bound_over_times(knowing, Batch(x, valid, given), Randomness(1, 0, 40), independent)
+        wanted = torch.where(scored, width * StrictBound(steps, kind).spread, 0.0)
+        torch.testing.assert_close(terms[0].nats, wanted.double(), rtol=1e-9, atol=1e-9)
