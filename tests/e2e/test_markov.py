@@ -104,10 +104,11 @@ def bound(system: Any, net: Denoiser, x: Tensor) -> Tensor:
     return torch.stack(runs).mean(0)
 
 
-LONG = [pytest.param(name, marks=pytest.mark.slow) if name.startswith("diffusion_lm") else name for name in CASES]
+SHORT = ("ar", "mdlm", "esolm-B", "udlm")
+"""The others run in `make test-full`: each takes a third of a minute."""
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else pytest.mark.slow) for n in CASES])
 def test_comes_close_to_the_source_and_does_not_beat_it(name: str) -> None:
     found, options, margin = CASES[name]
     system, chain = toy.make(found, MASK, **options), Chain()
