@@ -128,3 +128,11 @@ def test_the_tokenizer_must_be_that_of_the_weights(home, tmp_path, capsys):
 def test_sizes_come_from_the_weights(home, tmp_path, capsys):
     said = failing(capsys, [*command(home, tmp_path / "run", home / "first"), "--net.layers=3"])
     assert "net.layers" in said
+
+
+def test_embeddings_of_another_width_are_refused(home: Path, tmp_path: Path, capsys) -> None:
+    options = ("--system.name=diffusion_lm", "--system.num_steps=4", "--steps=2")
+    assert "latent_width" in failing(capsys, command(home, tmp_path / "a", home / "first", *options))
+    assert cli.main(tiny.command(home / "data", tmp_path / "b", *options, "--system.latent_width=3")) == 0
+    assert "latent_width" in failing(capsys, command(home, tmp_path / "c", tmp_path / "b", "--steps=2"))
+    assert cli.main(command(home, tmp_path / "d", tmp_path / "b", *options, "--system.latent_width=3")) == 0
