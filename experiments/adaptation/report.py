@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from experiments.runner.document import Results, number, table
 
 ALPHAS = ("0", "0.25", "1")
+SMALL = 0.05
+"""Nats that we do not read anything into."""
 MODELS = {"stories260K": ("adapt-long", "adapt-base"), "stories15M": ("large-base",)}
 SCRATCH = {
     "stories260K": ("scratch-long", "scratch-lr-0.003", "scratch-lr-0.001"),
@@ -165,14 +167,16 @@ def lessons(results: Results) -> str:
     if "base" not in found or len(found) < 3:
         return ""
     change = {name: {a: nats[a] - found["base"][a] for a in ALPHAS} for name, nats in found.items() if name != "base"}
-    better = [name for name in change if all(change[name][a] < 0 for a in ALPHAS)]
-    worse = [name for name in change if all(change[name][a] > 0 for a in ALPHAS)]
-    trade = [name for name in change if name not in (*better, *worse)]
+    alike = [name for name in change if all(abs(change[name][a]) < SMALL for a in ALPHAS)]
+    better = [name for name in change if name not in alike and all(change[name][a] < SMALL for a in ALPHAS)]
+    worse = [name for name in change if name not in alike and all(change[name][a] > -SMALL for a in ALPHAS)]
+    trade = [name for name in change if name not in (*alike, *better, *worse)]
+    groups = {"Better": better, "No difference": alike, "Worse": worse, "A trade": trade}
     lines = []
-    for names, what in ((better, "Better at every alpha_0"), (worse, "Worse at every alpha_0"), (trade, "A trade")):
+    for what, names in groups.items():
         if names:
             lines.append(f"{what}: {'; '.join(RECIPES[name] for name in names)}.")
-    return " ".join(lines) + " With one seed, a few hundredths of a nat mean little."
+    return " ".join(lines) + f" With one seed, changes below {SMALL} nats count as none."
 
 
 def findings(results: Results) -> list[list[str]]:

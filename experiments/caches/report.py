@@ -120,7 +120,8 @@ def figures(results: Results) -> dict[str, Any]:
     """Plot quality against time."""
     from matplotlib import pyplot as plt
 
-    found = points(results)
+    if not (found := points(results)):
+        return {}
     figure, axes = plt.subplots(figsize=(7, 4.2))
     styles = {"MDLM, ancestral": ("#c1440e", "s-"), "Eso-LM, ancestral": ("#2a7f62", "o-")}
     styles |= {"MDLM, confidence, no cache": ("#c1440e", "s--"), "Eso-LM, confidence, exact cache": ("#2a7f62", "o--")}

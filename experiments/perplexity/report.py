@@ -11,6 +11,15 @@ from experiments.runner.document import Results, number, table
 ROWS = {
     "ar": ("AR", "22.83", ""),
     "ar-adaln": ("AR with AdaLN", "21.86", ""),
+    "d3pm-uniform": ("D3PM, uniform", "", "137.90"),
+    "d3pm-absorb": ("D3PM, absorb", "", "76.90"),
+    "diffusion_lm-authors": ("Diffusion-LM", "", "118.62"),
+    "diffusion_lm": ("Diffusion-LM, trained on its bound", "", ""),
+    "diffusionbert": ("DiffusionBERT", "", "63.78"),
+    "sedd-absorb": ("SEDD, absorb", "", "32.71"),
+    "sedd-uniform": ("SEDD, uniform", "", "40.25"),
+    "udlm": ("UDLM", "", "36.71"),
+    "duo": ("Duo", "", "33.68"),
     "mdlm": ("MDLM", "26.82", "31.78"),
     "bd3lm-16": ("BD3-LM, L' = 16", "", "30.60"),
     "bd3lm-8": ("BD3-LM, L' = 8", "", "29.83"),
@@ -38,7 +47,7 @@ def report(results: Results) -> str:
             own[1] = number(_jackknife(weighed), weighed[0]["stderr"], 3)
             sizes = f"{weighed[0]['num_orders']} orders, {weighed[0]['sequences']} sequences"
         second = number(again[0]["nats"], None, 3) if again is not None else ""
-        rows.append([name, *own, second, f"{found[0]['perplexity']:.0f}", exact, bound])
+        rows.append([name, *own, second, f"{found[0]['perplexity']:,.0f}", exact, bound])
     columns = (
         "system",
         "exact, nats",

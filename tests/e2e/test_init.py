@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import esolm
 from esolm import cli
 from esolm.data import prepare
 from esolm.storage import checkpoint
+from esolm.training.config import RunConfig
 from support import tiny
 
 NET = ("--net.layers", "--net.width", "--net.heads", "--net.cond_width")
@@ -70,6 +72,26 @@ def test_another_system_and_a_longer_context(home, tmp_path):
     assert len(lm.sample(num_samples=1, seed=1).tokens[0]) == 4 * tiny.LENGTH
 
 
+@pytest.mark.parametrize("preset", ["owt-esolm-10240", "owt-bd3lm-10240", "xsum-esolm", "xsum-mdlm"])
+def test_the_presets_that_fine_tune(home, tmp_path, preset):
+    """The whole path of the paper's fine-tuning runs, at toy size: longer sequences, or summaries of given texts."""
+    if preset.startswith("xsum"):
+        lines = [json.dumps({"document": f"{i} is a number", "summary": f"no. {i}"}) for i in range(99)]
+        (tmp_path / "xsum.jsonl").write_text("\n".join(lines))
+        options = RunConfig.preset(preset).corpus.options.replace("--target_length 64", "--target_length 16").split()
+        words = ["prepare", str(tmp_path / "xsum.jsonl"), str(tmp_path / "data"), "--tokenizer=bytes", "--length=40"]
+        assert cli.main([*words, *options]) == 0
+    else:
+        tiny.make_data(tmp_path / "data", length=10 * tiny.LENGTH)
+    small = ("--steps=2", "--batch.size=8", "--batch.micro=4", "--validation.batches=1", "--compute.precision=float32")
+    argv = ["train", preset, f"--data={tmp_path / 'data'}", f"--run={tmp_path / 'run'}", f"--init={home / 'first'}"]
+    assert cli.main([*argv, *small, "--compute.device=cpu", "--compute.threads=1"]) == 0
+    lm = esolm.load(tmp_path / "run", which="last")
+    assert lm.net.config.length == (40 if preset.startswith("xsum") else 10 * tiny.LENGTH)
+    assert lm.net.config.layers == 2
+    assert len(lm.sample(num_samples=1, seed=1, num_steps=40).tokens[0]) == lm.net.config.length
+
+
 def test_resuming_is_exact_even_when_the_weights_are_gone(home, tmp_path, monkeypatch, capsys):
     shutil.copytree(home / "first", init := tmp_path / "init")
     assert cli.main(command(home, tmp_path / "whole", init)) == 0
@@ -106,3 +128,11 @@ def test_the_tokenizer_must_be_that_of_the_weights(home, tmp_path, capsys):
 def test_sizes_come_from_the_weights(home, tmp_path, capsys):
     said = failing(capsys, [*command(home, tmp_path / "run", home / "first"), "--net.layers=3"])
     assert "net.layers" in said
+
+
+def test_embeddings_of_another_width_are_refused(home: Path, tmp_path: Path, capsys) -> None:
+    options = ("--system.name=diffusion_lm", "--system.num_steps=4", "--steps=2")
+    assert "latent_width" in failing(capsys, command(home, tmp_path / "a", home / "first", *options))
+    assert cli.main(tiny.command(home / "data", tmp_path / "b", *options, "--system.latent_width=3")) == 0
+    assert "latent_width" in failing(capsys, command(home, tmp_path / "c", tmp_path / "b", "--steps=2"))
+    assert cli.main(command(home, tmp_path / "d", tmp_path / "b", *options, "--system.latent_width=3")) == 0

@@ -75,6 +75,26 @@ def test_every_system_resumes_exactly(data, tmp_path, monkeypatch, name):
     tiny.assert_same(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_search_of_mask_rates_resumes_exactly(data, tmp_path, monkeypatch):
+    """Validation chooses the rates of the steps after it; an interrupted run continues with them."""
+    more = ("--system.name=bd3lm", "--system.block_size=4", "--system.clip_widths=[0.5]", "--system.resample=true",
+            "--steps=6", "--validation.every=2", "--saving.every=0")  # fmt: skip
+    assert cli.main(tiny.command(data, tmp_path / "whole", *more)) == 0
+    command = tiny.command(data, tmp_path / "run", *more)
+    with monkeypatch.context() as patch:
+        tiny.interrupt_after(patch, 3)
+        assert cli.main(command) == 130
+    state = checkpoint.read(tmp_path / "run" / "checkpoints" / checkpoint.name_of(3))
+    assert cli.main(command) == 0
+    tiny.assert_same(tmp_path / "run", tmp_path / "whole")
+    _, records = tiny.outcome(tmp_path / "run")
+    chosen = [record["validation"]["chosen"] for record in records if "validation" in record]
+    assert len(chosen) == 3
+    assert chosen[0] == state["chosen"]
+    rates = chosen[0].get("mask_rate_max", 1.0) - chosen[0].get("mask_rate_min", 1e-3)
+    assert rates == pytest.approx(0.5, abs=2e-3)
+
+
 def test_two_resumes_agree(data, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         tiny.interrupt_after(patch, 5)

@@ -231,6 +231,19 @@ def test_bd3lm_in_training() -> None:
     assert abs(cut - mdm("mdlm")) > 0.01 * cut
 
 
+def test_bd3lm_with_masks_drawn_again() -> None:
+    """With `resample`, the masks of a set at time t have their probability given that 2 or 3 of 4 are masked."""
+    low, high = 0.3, 0.8
+    t, w = np.polynomial.legendre.leggauss(60)
+    t, w = (high - low) / 2 * (t + 1) + low, w / 2
+    sets = [m for m in paper.all_masks(L) if low <= sum(m) / L <= high]
+    chances = [t ** sum(m) * (1 - t) ** (L - sum(m)) for m in sets]
+    expected = sum(float((w / t * p / sum(chances)).sum()) * masked_nats(m, "mdlm") for m, p in zip(sets, chances))
+    options = {"block_size": L, "mask_rate_min": low, "mask_rate_max": high}
+    agrees(draw("bd3lm", train=True, resample=True, **options)["diffusion"], expected)
+    assert abs(draw("bd3lm", train=True, **options)["diffusion"].mean() - expected) > 0.02 * expected
+
+
 @pytest.mark.parametrize("variant", ["B", "A"])
 def test_esolm_in_training(variant: str) -> None:
     """Each term on its share of the batch has the bound's own mean; kappa changes the share only."""

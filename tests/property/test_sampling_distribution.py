@@ -226,18 +226,18 @@ def test_ar(known: dict[int, int]) -> None:
         assert chance(rows(tokens), likelihood((0, 1, 2))) < SURE  # mask queries are another model
 
 
-@pytest.mark.parametrize("num_steps", [None, 2, 4])
+@pytest.mark.parametrize("num_steps", [None, 2, 3, 4])
 @pytest.mark.parametrize("known", [{}, {3: 1}])
 def test_bd3lm(num_steps: int | None, known: dict[int, int]) -> None:
-    """Blocks of two, T' = 1, 2, or one token at a time; also with a token given in the last block."""
+    """Blocks of two, T' = 1, 2, 1 and then 2, or one token at a time; also with a token given in the last block."""
     tokens, schedule = draws("bd3lm2", ask(4, known, num_steps=num_steps))
     assert given_the_plans(tokens, schedule, NAIVE["bd3lm2"], known) > ALARM
-    first = every_plan(2, 1.0, (num_steps or 2) // 2)
+    first, second = (every_plan(2, 1.0, ((num_steps or 2) + extra) // 2) for extra in (0, 1))
     if num_steps is None:
-        first = {Plan((), s, 2): 1 / 2 for s in (((0,), (1,)), ((1,), (0,)))}
+        first = second = {Plan((), s, 2): 1 / 2 for s in (((0,), (1,)), ((1,), (0,)))}
     law: dict[Plan, float] = defaultdict(float)
     for one, p in first.items():
-        for two, q in ({Plan((), ((0,),), 1): 1.0} if known else first).items():
+        for two, q in ({Plan((), ((0,),), 1): 1.0} if known else second).items():
             steps = one.steps + tuple(tuple(i + 2 for i in s) for s in two.steps)
             law[Plan(tuple(known), steps, len(steps))] += p * q
     assert chance(plans(schedule), law) > ALARM

@@ -91,6 +91,8 @@ def test_draws_of_the_two_terms_are_independent() -> None:
         ("mdlm", {"t_min": 1.0}, "t_min is 1.0"),
         ("bd3lm", {"block_size": 0}, "block_size is 0"),
         ("bd3lm", {"mask_rate_min": 0.6, "mask_rate_max": 0.5}, "mask_rate_min 0.6"),
+        ("bd3lm", {"clip_widths": [0.5, 1.0]}, "clip_widths"),
+        ("bd3lm", {"clip_widths": []}, "clip_widths"),
         ("ar", {"first": "other"}, "first is 'other'"),
     ],
 )

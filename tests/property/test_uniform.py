@@ -26,7 +26,8 @@ from support.chance import ALARM, chance
 from support.golden import Golden
 
 PI = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-UNIFORM = [name for name in systems.names() if not systems.find(name)(mask_id=3).masks]
+PLAIN = {name: systems.find(name)(mask_id=3) for name in systems.names()}
+UNIFORM = [name for name, found in PLAIN.items() if not found.masks and found.latent_width is None]
 """Systems whose noise replaces tokens by others as they come, without options."""
 
 SCHEDULES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {

@@ -15,7 +15,7 @@ NAMED = {
     "esolm (A)": ("esolm", "--system.loss=two_term", "--system.alpha_0=0.5", "--system.variant=A"),
     "any_order": ("esolm", "--system.loss=any_order", "--system.alpha_0=0.25"),
     "mdlm": ("mdlm",),
-    "bd3lm": ("bd3lm", "--system.block_size=4"),
+    "bd3lm": ("bd3lm", "--system.block_size=4", "--system.clip_widths=[0.5,0.7]"),
     "ar": ("ar",),
 }
 SYSTEMS = NAMED | {

@@ -39,12 +39,14 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SYSTEMS |= {name: (name, options) for name, options in toy.one_of_each().items() if name not in SYSTEMS}
 assert foreign.FixedRate
+SERVED = [name for name, (found, options) in SYSTEMS.items() if toy.make(found, 9, **options).latent_width is None]
+"""Those that the engine takes."""
 
 
 def model(name: str = "esolm", dtype: torch.dtype = torch.float64, length: int = LENGTH, **sizes: Any) -> LanguageModel:
     system, options = SYSTEMS[name]
-    net = toy.network(BYTES.vocab_size, length, dtype, **sizes)
-    return LanguageModel(net, toy.make(system, BYTES.mask_id, **options), BYTES)
+    made = toy.make(system, BYTES.mask_id, **options)
+    return LanguageModel(toy.fitting(made, BYTES.vocab_size, length, dtype, **sizes), made, BYTES)
 
 
 BAD = 122

@@ -31,6 +31,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "diffusionbert": {"num_steps": 16, "token_counts": COUNTS},
     },
     "sedd": {"sedd-absorb": {}, "sedd-uniform": {"noise": "uniform"}},
+    "diffusion_lm": {
+        "diffusion_lm": {"num_steps": 130, "latent_width": 6},
+        "diffusion_lm-word": {"num_steps": 8, "latent_width": 4, "variance": "word", "loss": "bound"},
+    },
     "duo": {"duo-curriculum": {"curriculum_end": 4, "tau_start": 0.1}, "duo": {}},
     "bd3lm": {"bd3lm-4": {"block_size": 4}, "bd3lm-1": {"block_size": 1}, "bd3lm-8": {"block_size": 8}},
     "esolm": {
@@ -119,6 +123,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Options of the network: the paper's, those of other families, and all parts of theirs together with AdaLN."""
 FAMILIES = {name: SHAPES[name] for name in ("paper", "llama", "qwen", "gpt2")}
+
+
+def fitting(system: Any, vocab_size: int = 7, length: int = LENGTH, *more: Any, **sizes: Any) -> Denoiser:
+    """A `network` that this system can train."""
+    return network(vocab_size, length, *more, latent_width=system.latent_width, **sizes)
 
 
 def network(

@@ -33,6 +33,11 @@ def lm(request: pytest.FixtureRequest) -> Any:
     return served.model(request.param, length=LENGTH)
 
 
+@pytest.fixture(params=[name for name in CHAINS if name in served.SERVED])
+def servable(request: pytest.FixtureRequest) -> Any:
+    return served.model(request.param, length=LENGTH)
+
+
 def test_a_sample_is_its_last_event(lm: Any) -> None:
     options = {"num_samples": 3, "length": LENGTH, "num_steps": STEPS, "seed": 1}
     seen = [event.tokens.clone() for event in lm.stream("ab", **options)]
@@ -81,7 +86,14 @@ def test_a_chain_in_which_nothing_changes_is_still_a_picture() -> None:
     assert ET.fromstring(picture.svg(film, served.BYTES)) is not None
 
 
-def test_served_tokens_change_and_a_text_is_final_at_the_end(lm: Any) -> None:
+@pytest.mark.parametrize("name", [name for name in CHAINS if name not in served.SERVED])
+def test_what_cannot_be_served_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} cannot be served"):
+        Engine(served.model(name))
+
+
+def test_served_tokens_change_and_a_text_is_final_at_the_end(servable: Any) -> None:
+    lm = servable
     news: list[tuple[Chosen, ...]] = []
     texts: list[tuple[str, str | None]] = []
     choice = Choice(0, 2, LENGTH - 2, [], lm.tokenizer)
@@ -116,8 +128,8 @@ def test_served_tokens_change_and_a_text_is_final_at_the_end(lm: Any) -> None:
     assert engine.committed == LENGTH - 2
 
 
-def test_a_failed_chain_has_no_final_text(lm: Any) -> None:
-    engine = Engine(lm)
+def test_a_failed_chain_has_no_final_text(servable: Any) -> None:
+    engine = Engine(servable)
     generation = engine.generation([97, None, None], SamplingOptions(num_steps=STEPS))
     engine.submit(generation)
     engine.step()

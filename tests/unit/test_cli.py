@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import sys
 import pytest
 import yaml
 
-from esolm import cli
+from esolm import cli, data
 from esolm.sampling.options import SamplingOptions
 from esolm.training.config import RunConfig, preset_names
 from support.runs import make_run
@@ -81,13 +82,37 @@ def test_every_preset_is_a_configuration(name):
     config = RunConfig.preset(name)
     assert config.run == f"runs/{name}"
     assert RunConfig.from_tree(config.tree()) == config
-    if name.startswith(("lm1b", "owt")):
-        bert = config.system["name"] == "diffusionbert"  # its authors' own values
-        assert (config.batch.size, config.optim.lr) == ((128, 5e-5) if bert else (512, 3e-4))
-        assert config.optim.warmup == (10000 if bert else 2500)
+    if name.startswith(("lm1b", "owt", "xsum")):
+        own = {"diffusionbert": (128, 5e-5, 10000), "diffusion_lm": (64, 1e-4, 0)}  # their authors' own values
+        found = (config.batch.size, config.optim.lr, config.optim.warmup)
+        assert found == own.get(config.system["name"], (512, 3e-4, 2500))
         assert (config.net["layers"], config.net["width"]) == (12, 768)
         assert config.net["dropout"] == (0.0 if config.system["name"] == "d3pm" else 0.1)
-        assert config.steps == (1_000_000 if name.startswith("lm1b") else 250_000)
+        steps = {"lm1b-kappa": 500_000, "xsum-esolm": 10_000, "xsum-mdlm": 10_000}
+        steps |= {"owt-esolm-10240": 1000, "owt-bd3lm-10240": 1000}
+        assert config.steps == steps.get(name, 1_000_000 if name.startswith("lm1b") else 250_000)
+        assert (config.init is not None) == name.startswith(("xsum", "owt-esolm-1", "owt-bd3lm-1"))
+
+
+def test_the_presets_of_the_papers_other_runs():
+    """Long contexts, XSum and the ablation of kappa, by the paper's appendix and its authors' scripts."""
+    long = [RunConfig.preset(f"owt-{name}-10240") for name in ("esolm", "bd3lm")]
+    assert {config.corpus.length for config in long} == {10240}
+    assert long[0].system["alpha_0"] == 0.125
+    assert (long[1].system["block_size"], long[1].system["resample"]) == (4, True)
+    assert RunConfig.preset("xsum-esolm").system["alpha_0"] == 1.0
+    for kappa, alpha_0 in ((0.75, 0.5), (0.125, 0.0625)):
+        system = RunConfig.preset("lm1b-kappa", system={"kappa": kappa, "alpha_0": alpha_0}).system
+        assert (system["variant"], system["kappa"], system["alpha_0"]) == ("A", kappa, alpha_0)
+
+
+def test_missing_data_is_prepared_by_the_command_of_the_error(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = failing(capsys, "train", "xsum-mdlm")
+    taken: dict = {}
+    monkeypatch.setattr(data, "prepare", lambda **options: taken.update(options))
+    assert cli.main(shlex.split(said.split("`esolm ")[1].split("`")[0])) == 0
+    assert (taken["packing"], taken["target_field"], taken["length"]) == ("conditional", "summary", 576)
 
 
 def test_a_system_by_name_takes_its_own_options(capsys):

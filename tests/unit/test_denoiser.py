@@ -16,6 +16,7 @@ from esolm.core.order import inverse
 from esolm.core.visibility import Visibility, block, by_order, causal, full, sorted_two_stream, two_stream
 from esolm.net import head
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
+from esolm.net.fold import fold
 from support import paper, toy
 
 B, L, V = 3, 8, 7
@@ -312,3 +313,30 @@ def test_a_tied_head_is_no_parameter() -> None:
 def test_impossible_sizes_are_refused(sizes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DenoiserConfig(V, **sizes)
+
+
+def test_a_vector_pass_replaces_tokens_and_logits() -> None:
+    """Fed the embeddings it is the pass on tokens; the result is computed from the rows before the output layer."""
+    net, x = toy.network(latent_width=5), toy.text(B)
+    index = torch.tensor([1, 4, 17])
+
+    def result(clean: Tensor, predicted: Tensor, rounding: head.TiedHead) -> Tensor:
+        assert torch.equal(clean, net.embed(x).flatten(0, 1)[index])
+        return rounding(predicted)
+
+    out, score = Rows(slice(0, L), index), head.VectorPass(lambda clean: clean, result, V)
+    torch.testing.assert_close(net(x, POSITION, full(L), out=out, score=score), net(x, POSITION, full(L), out=out))
+    moved = head.VectorPass(lambda clean: clean + 1, result, V)
+    assert not torch.allclose(net(x, POSITION, full(L), out=out, score=moved), net(x, POSITION, full(L), out=out))
+    for other in (toy.network(), fold(toy.network())):
+        with pytest.raises(ValueError, match="latent_width"):
+            other(x, POSITION, full(L), out=out, score=score)
+    with pytest.raises(ValueError, match="latent_width"):
+        fold(net)
+
+
+@pytest.mark.parametrize("init", ["paper", "gpt2"])
+def test_embeddings_that_get_noise_start_with_its_size(init: str) -> None:
+    net = Denoiser(DenoiserConfig(500, L, layers=1, width=16, heads=2, cond_width=4, init=init, latent_width=20))  # type: ignore[arg-type]
+    assert net.embed.weight.std().item() == pytest.approx(1, rel=0.05)
+    assert net.head.weight is net.embed.weight

@@ -31,8 +31,8 @@ TEXT = "It was the best of times, it was the wörst of times – 諸行無常, i
 
 
 def model(name: str = "esolm", length: int = L, **options: Any) -> LanguageModel:
-    net = toy.network(BYTES.vocab_size, length)
-    return LanguageModel(net, toy.make(name, MASK, **options), BYTES)
+    system = toy.make(name, MASK, **options)
+    return LanguageModel(toy.fitting(system, BYTES.vocab_size, length), system, BYTES)
 
 
 def texts(n: int = 7, padded: bool = False, given: bool = False) -> Sequences:

@@ -29,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.nn.init.normal_(model.transformer.wte.weight, std=0.5)
     model.save_pretrained(path)
     core = tokenizer("bytes").core
-    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<|endoftext|>")
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+    )
     wrapped.save_pretrained(path)
     return str(path)
 
@@ -37,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_nats_do_not_depend_on_the_batch(folder: str) -> None:
     outside = load_causal(folder)
     texts = ["a longer text", "b", "", "two words"]
-    nats, counts, long_texts = judged_nats(outside, texts, batch_size=3)
-    assert long_texts == 0
+    nats, counts, long, cut = judged_nats(outside, texts, batch_size=3)
+    assert (long, cut) == (0, 0)
     assert counts.tolist() == [13, 1, 0, 9]
     for text, value in zip(texts, nats.tolist()):
         ids = torch.tensor([[256, *text.encode()]])
@@ -110,8 +112,8 @@ def test_long_texts_are_scored_in_windows(folder: str, length: int) -> None:
     """64 positions: each token is scored once, after the start token or at least 32 tokens."""
     outside = load_causal(folder)
     text = "".join(chr(97 + i * i % 26) for i in range(length))
-    (nats,), (count,), long_texts = judged_nats(outside, [text], batch_size=2)
-    assert (count, long_texts) == (length, int(length > 63))
+    (nats,), (count,), long, cut = judged_nats(outside, [text], batch_size=2)
+    assert (count, long, cut) == (length, int(length > 63), 0)
     ids = torch.tensor([256, *text.encode()])
     expected, end = 0.0, 1
     while end < len(ids):
@@ -131,6 +133,97 @@ def test_one_long_text_does_not_fail_the_file(folder: str, tmp_path) -> None:
     found = judge(str(file), folder)
     assert (found["samples"], found["long_texts"], found["empty_texts"]) == (4, 1, 1)
     assert all(math.isfinite(value) for value in found.values())
+
+
+EOS = 256
+TEXTS = {"short": "abcdefgh", "full": "ab" * 31 + "cd", "long": "".join(chr(97 + i * i % 26) for i in range(640))}
+"""With a judge of 64 positions: as many tokens as those of the paper's samples have for one of 1024, and ten times."""
+
+
+def by_hand(folder: str, ids: list[int], chunk: int, bos: bool, first: bool, every_eos: bool) -> tuple[float, int]:
+    """Nats and number of scored tokens of a text that is scored in chunks, one token after another."""
+    model, nats, count = load_causal(folder).model, 0.0, 0
+    for k in range(0, len(ids), chunk):
+        part, seen = ids[k : k + chunk], 0
+        whole = [EOS] * bos + part
+        with torch.no_grad():
+            log_p = model(torch.tensor([whole])).logits[0].double().log_softmax(-1)
+        for i, token in enumerate(part):
+            seen += token == EOS
+            if i + bos == 0 or (i == 0 and not first) or (not every_eos and token == EOS and seen > 1):
+                continue
+            nats -= log_p[i + bos - 1, token].item()
+            count += 1
+    return nats, count
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("long", ["chunks", "cut"])
+def test_chunks_and_cut_texts(folder: str, name: str, bos: bool, first: bool, long: str) -> None:
+    text, room = TEXTS[name], 64 - bos
+    ids = [*text.encode()]
+    found = judged_nats(load_causal(folder), [text], 3, long, None, bos, first)
+    expected, count = by_hand(folder, ids[:room] if long == "cut" else ids, room, bos, first, True)
+    assert found.nats.item() == pytest.approx(expected, rel=1e-5)
+    assert found.counts.item() == count
+    assert (found.long, found.cut) == (len(ids) > room, long == "cut" and len(ids) > room)
+
+
+@pytest.mark.parametrize("long", ["windows", "chunks", "cut"])
+def test_texts_are_cut_to_max_tokens(folder: str, long: str) -> None:
+    """20 tokens of the 640, as if the text ended there."""
+    outside = load_causal(folder)
+    cut = judged_nats(outside, [TEXTS["long"], "abc"], 2, long, max_tokens=20)
+    short = judged_nats(outside, [TEXTS["long"][:20], "abc"], 2, long)
+    assert torch.equal(cut.nats, short.nats)
+    assert (cut.counts.tolist(), cut.cut) == ([20, 3], 1)
+
+
+def samples_with_eos(tmp_path) -> tuple[str, list[list[int]]]:
+    """Samples of `bytes` with text after EOS, and several EOS; `text` ends at the first, as `esolm sample` does it."""
+    rows = [[*b"abc", EOS, *b"de", EOS, EOS, *b"f" * 70], [EOS, *b"gh", EOS], [*b"ij"]]
+    made = tokenizer("bytes")
+    assert made.eos_id == EOS
+    texts = [bytes(row[: row.index(EOS) if EOS in row else None]).decode() for row in rows]
+    file = tmp_path / "samples.jsonl"
+    file.write_text("\n".join(json.dumps({"text": t, "tokens": row}) for t, row in zip(texts, rows)))
+    return str(file), rows
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("eos", ["first", "all"])
+def test_whole_samples_with_eos(folder: str, tmp_path, bos: bool, eos: str) -> None:
+    """As the authors do with bos false, eos first: chunks without BOS, in each only the first EOS is scored."""
+    file, rows = samples_with_eos(tmp_path)
+    options = {"tokenizer": "bytes", "long": "chunks", "bos": bos, "eos": eos}
+    found = judge(file, folder, **options)
+    nats, counts = zip(*(by_hand(folder, row, 64 - bos, bos, True, eos == "all") for row in rows))
+    assert found["tokens"] == sum(counts)
+    assert found["nats"] == pytest.approx(sum(nats) / sum(counts), rel=1e-5)
+    assert (found["samples"], found["long_texts"], found["cut_texts"]) == (3, 1, 0)
+    cut = judge(file, folder, bos=bos, long="chunks")
+    assert cut["tokens"] == 5 if bos else 3
+    assert cut["empty_texts"] == 1
+    assert cut["entropy"] == found["entropy"]  # of all tokens of the samples
+
+
+def test_the_options_of_the_command(folder: str, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, _ = samples_with_eos(tmp_path)
+    words = ["judge", file, folder, "--json", "--tokenizer=bytes", "--eos=first", "--long=chunks", "--bos=false"]
+    assert cli.main([*words, "--max_tokens=50"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["cut_texts"], found["bits_per_byte"]) == (1, None)
+    for wrong in (
+        ["judge", file, folder, "--eos=all"],
+        ["judge", file, folder, "--max_tokens=0"],
+        ["judge", file, folder, "--long=x"],
+    ):
+        assert cli.main(wrong) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "real.txt").write_text("abc")
+    assert cli.main(["judge", str(tmp_path / "real.txt"), folder, "--tokenizer=bytes", "--eos=all"]) == 2
 
 
 def test_only_empty_texts_are_an_error(folder: str, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,6 +169,57 @@ def test_causal_features_are_the_state_of_the_last_token(gpt2: str) -> None:
     torch.testing.assert_close(found[0], last / last.norm(), atol=1e-5, rtol=1e-4)
 
 
+def states(embed: Embedder, text: str, room: int) -> torch.Tensor:
+    """The states of the tokens of a text, of which `room` words fit between the special ones: [n, W]."""
+    ids = [2, *[4 + WORDS.index(word) for word in text.split()][:room], 3]
+    with torch.no_grad():
+        return embed.model(torch.tensor([ids])).last_hidden_state[0]
+
+
+@pytest.fixture(scope="module")
+def modernbert(bert: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A ModernBERT with random weights, as its checkpoints are: with a head for masked words."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'esolm[hf]'")
+    if not hasattr(transformers, "ModernBertForMaskedLM"):
+        pytest.skip("this transformers has no ModernBERT: pip install -U transformers")
+    path = tmp_path_factory.mktemp("modernbert")
+    words = transformers.AutoTokenizer.from_pretrained(bert)
+    words.save_pretrained(path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+    ids = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
+    config = transformers.ModernBertConfig(vocab_size=len(words), max_position_embeddings=64, **sizes, **ids)
+    transformers.ModernBertForMaskedLM(config).save_pretrained(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 9, 512])
+@pytest.mark.parametrize("pooling", [None, "mean", "last", "first"])
+def test_modernbert_features(modernbert: str, max_tokens: int | None, pooling: str | None) -> None:
+    """Texts are cut to max_tokens, special ones included, and pooled as asked, whatever the batch."""
+    embed = Embedder(modernbert, max_tokens=max_tokens, pooling=pooling)
+    some = ["the cat", "one two on the road " * 4, "cat " * 99]
+    for text, row in zip(some, embed(some, 2)):
+        found = states(embed, text, min(64, max_tokens or 64) - 2)
+        pooled = {"last": found[-1], "first": found[0]}.get(pooling or "mean", found.mean(0))
+        torch.testing.assert_close(row, pooled / pooled.norm(), atol=1e-5, rtol=1e-4)
+
+
+def test_the_command_with_modernbert_and_a_cap(
+    modernbert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Texts that differ only behind the cap are the same to the embedder."""
+    both = [f"{a} {b}" for a, b in zip(texts(60, 1), texts(60, 7, WORDS[:2]))]
+    first, second = write(tmp_path / "a.jsonl", both), write(tmp_path / "b.jsonl", texts(200, 2))
+    assert cli.main(["mauve", first, second, modernbert, "--max_tokens", "14", "--resamples", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    whole = write(tmp_path / "c.jsonl", texts(60, 1))
+    assert found["mauve"] == mauve(whole, second, modernbert, resamples=0, max_tokens=14)["mauve"]
+    assert found["mauve"] > mauve(first, second, modernbert, resamples=0)["mauve"] + 0.2
+    with pytest.raises(ValueError, match="max_tokens is 2"):
+        mauve(first, second, modernbert, max_tokens=2)
+
+
 def test_the_command(bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples = write(tmp_path / "samples.jsonl", texts(60, 1))
     alike, other = (write(tmp_path / f"{i}.jsonl", texts(200, 2, words)) for i, words in enumerate((WORDS, WORDS[:2])))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
 from esolm.core.batch import Batch
-from esolm.core.noise import LinearSchedule, mask_by_count, mask_by_rate
+from esolm.core.noise import LinearSchedule, mask_by_count, mask_by_rate, mask_within
 from esolm.core.randomness import Randomness
+from support.chance import ALARM, chance
 
 
 @pytest.mark.parametrize("alpha_0", [0.0, 0.125, 0.5, 1.0])
@@ -102,3 +104,28 @@ def test_both_ways_to_draw_give_one_bound() -> None:
     )
     by_count = sum(f[m] * n / m for m in range(1, n + 1)) / n
     assert by_time == pytest.approx(by_count, rel=1e-4)
+
+
+@pytest.mark.parametrize(("low", "high", "allowed"), [(0.25, 0.5, {1, 2}), (0.0, 0.6, {0, 1, 2}), (0.3, 0.4, None)])
+def test_the_share_of_masks_within_bounds(low: float, high: float, allowed: set[int] | None) -> None:
+    """Every set of masks has its probability given that its size is allowed; chi-square, alarm at 1e-6.
+
+    Between 0.3 and 0.4 of four tokens lies no whole number, so there the sizes are not restricted.
+    """
+    t, n = 0.3, 40_000
+    u = Randomness(1).uniform(torch.arange(n), 5)
+    number = Randomness(2).uniform(torch.arange(n), 1)
+    scored = torch.tensor([True, True, False, True, True]).expand(n, -1)
+    masked = mask_within(scored, torch.full((n, 1), t, dtype=torch.float64), u, number, low, high)
+    assert not masked[:, 2].any()
+    sets = [s for s in itertools.product((False, True), repeat=4) if allowed is None or sum(s) in allowed]
+    law = {s: t ** sum(s) * (1 - t) ** (4 - sum(s)) for s in sets}
+    total = sum(law.values())
+    found = [tuple(row) for row in masked[:, [0, 1, 3, 4]].tolist()]
+    assert chance(found, {s: p / total for s, p in law.items()}) > ALARM
+
+
+def test_all_tokens_are_masked_at_time_one() -> None:
+    u = Randomness(1).uniform(torch.arange(3), 4)
+    t, scored = torch.ones(3, 1, dtype=torch.float64), torch.ones(3, 4, dtype=torch.bool)
+    assert mask_within(scored, t, u, u[:, :1], 0.5, 1.0).all()

@@ -23,7 +23,7 @@ from esolm.runtime.machine import autocast
 from esolm.storage import folder
 from esolm.systems import FROM_DATA, find
 from esolm.training import cost as counting
-from esolm.training.config import RunConfig
+from esolm.training.config import RunConfig, preset_names
 from esolm.training.cost import count
 from esolm.training.learner import Learner
 from esolm.training.options import Compute, Optim
@@ -31,7 +31,10 @@ from esolm.training.plan import Cluster, plan
 from support import toy
 
 V = 64
-SYSTEMS = {"esolm": {"alpha_0": 0.5}, "mdlm": {}, "bd3lm": {"block_size": 16}, "ar": {}}
+SYSTEMS = {
+    "esolm": {"alpha_0": 0.5}, "mdlm": {}, "bd3lm": {"block_size": 16}, "ar": {}, "duo": {"curriculum_end": 1},
+    "udlm": {}, "diffusion_lm": {"latent_width": 24},
+}  # fmt: skip
 
 
 def sizes(**more: Any) -> DenoiserConfig:
@@ -40,7 +43,8 @@ def sizes(**more: Any) -> DenoiserConfig:
 
 def made(name: str, **options: Any) -> Any:
     cls = find(name)
-    ids = {f.name: V - 1 for f in dataclasses.fields(cls) if f.name in FROM_DATA}
+    known = {"vocab_size": V, "token_counts": ""}
+    ids = {f.name: known.get(f.name, V - 1) for f in dataclasses.fields(cls) if f.name in FROM_DATA}
     return cls(**{**SYSTEMS[name], **options, **ids})
 
 
@@ -88,12 +92,47 @@ def test_other_families(shape: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_activations_are_what_a_pass_keeps(name: str, dropout: float) -> None:
-    config = sizes(dropout=dropout)
-    found = kept(Denoiser(config), system := made(name), x := torch.randint(0, V - 1, (8, 64)), "float32")
+    system = made(name)
+    config = sizes(dropout=dropout, latent_width=system.latent_width)
+    found = kept(Denoiser(config), system, x := torch.randint(0, V - 1, (8, 64)), "float32")
     work = count(system, x, 1)
+    work = dataclasses.replace(work, soft_rows=work.rows * system.soft_inputs)
     compute = Compute(precision="float32")
     planned = counting.activations(config, work, compute) + 2 / 3 * counting.head_bytes(config, work, compute)
     assert planned == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["udlm", "duo", "diffusion_lm"])
+def test_operations_of_systems_with_times(name: str) -> None:
+    """Those of soft inputs, of the MLPs around embeddings and of the conditions of rows; without the small ones of
+    examples, which each have one time."""
+    system, x = made(name), torch.randint(0, V - 1, (8, 64))
+    net, work = Denoiser(config := sizes(dropout=0.0, latent_width=system.latent_width)), count(system, x, 1)
+    work = dataclasses.replace(work, soft_rows=work.rows * system.soft_inputs)
+    with FlopCounterMode(display=False) as counter:
+        system.terms(net, Batch(x), Randomness(fold(1, 0), 0, len(x)), True)
+    examples = 2 * 8 * (256 * 128 + 128 * 128 + config.layers * 6 * 64 * 128)
+    attention = 4 * config.sizes.queries * ((config.layers - 1) * work.pairs + work.last_pairs)
+    assert work.flops(config) - attention + examples == counter.get_total_flops()
+
+
+def test_soft_inputs_count_while_they_last() -> None:
+    """Memory of one step with them, and operations in proportion to the steps that have them."""
+    vocabulary, kinds = 4097, {}
+    for end in (0, 400, 800):
+        config = RunConfig.preset("laptop-duo", **{"system.curriculum_end": end})
+        kinds[end] = plan(config, Cluster(1), vocabulary)
+    more = {end: kinds[end]["memory"]["activations"] - kinds[0]["memory"]["activations"] for end in (400, 800)}
+    assert more[400] == more[800] == pytest.approx(32 * 128 * vocabulary * 6, rel=1e-6)
+    work = [kinds[end]["flops_per_token"] for end in (0, 400, 800)]
+    assert work[2] - work[0] == pytest.approx(3 * 2 * 256 * vocabulary, rel=1e-3)
+    assert work[1] - work[0] == pytest.approx((work[2] - work[0]) / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("laptop")])
+def test_every_system_has_a_plan(name: str) -> None:
+    small = {"batch.size": 4, "net.layers": 1, "net.width": 32, "net.heads": 2}
+    assert plan(RunConfig.preset(name, **small), Cluster(1), vocab_size=50)["fits"]
 
 
 def test_activations_in_bf16(bf16: None) -> None:

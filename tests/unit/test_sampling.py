@@ -169,6 +169,23 @@ def test_bd3lm_feeds_a_block_and_once_the_block_before_it(num_steps: int | None)
     assert len(net.buffers_seen) == 1
 
 
+@pytest.mark.parametrize(("num_steps", "expected"), [(3, [1, 1, 1]), (7, [2, 2, 3]), (8, [2, 3, 3]), (1000, [4] * 3)])
+def test_bd3lm_spreads_steps_over_its_blocks(num_steps: int, expected: list[int]) -> None:
+    """No step is lost if the blocks do not divide them; of 64 rows some take all steps of a block, and none takes more.
+
+    A row of two blocks spreads the steps over its two.
+    """
+    bd3lm = toy.make("bd3lm", MASK, block_size=4)
+    schedule = bd3lm.plan(ask([[0] * 12] * 64 + [[0] * 8] * 64, num_steps=num_steps), Randomness(0))
+    for rows, blocks in ((range(64), 3), (range(64, 128), 2)):
+        most = [0] * blocks
+        for row in rows:
+            found = Counter(step[0] // 4 for step in schedule.steps(row))
+            most = [max(m, found[b]) for b, m in enumerate(most)]
+        wanted = expected if blocks == 3 else [min(4, num_steps // 2), min(4, num_steps - num_steps // 2)]
+        assert most == wanted
+
+
 def test_bd3lm_feeds_given_blocks_together() -> None:
     """Two given blocks before the first that is drawn: all in its first pass."""
     net, _, _ = count(toy.make("bd3lm", MASK, block_size=2), ask([[1] * 4 + [0] * 4] * 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,13 @@ import yaml
 import esolm
 from esolm import cli
 from esolm.core.batch import Batch
+from esolm.core.randomness import Randomness, fold
 from esolm.net.denoiser import Denoiser, DenoiserConfig
 from esolm.runtime.dotted import flat
 from esolm.storage import checkpoint
 from esolm.systems import find
 from esolm.training.learner import Learner, learning_rate
-from esolm.training.loss import accumulate, validate
+from esolm.training.loss import accumulate, validate, variance
 from esolm.training.options import Batching, Compute, Optim, Saving
 from support import tiny as runs
 
@@ -88,6 +90,43 @@ def test_validation_repeats_itself_and_weighs_every_token_the_same():
     terms = [system("ar").terms(net, Tokens().batch(step), rng=None, train=False)[0] for step in range(3)]
     mean = sum(t.nats.double().sum() for t in terms) / sum(t.valid.sum() for t in terms)
     assert ar == pytest.approx(mean.item(), rel=1e-9)
+
+
+def test_the_variance_is_that_between_blocks():
+    """Means over the scored tokens of each block; the blocks of 3 batches of which the last is smaller."""
+    net, bd3lm = tiny().eval(), system("bd3lm")
+    found = []
+    for step in range(3):
+        batch = Tokens().batch(step)
+        (term,) = bd3lm.terms(net, batch, Randomness(fold(0, "valid"), step * 8, 21), train=True)
+        means = [
+            (nats[b : b + 4].sum() / scored[b : b + 4].sum()).item()
+            for nats, scored in zip(term.nats.double(), term.valid)
+            for b in range(0, L, 4)
+            if scored[b : b + 4].any()
+        ]
+        found.append(statistics.variance(means))
+    assert variance(net, bd3lm, Tokens(), None, CPU) == pytest.approx(statistics.fmean(found), rel=1e-6)
+    assert variance(net, bd3lm, Tokens(), 2, CPU) != pytest.approx(statistics.fmean(found), rel=1e-3)
+
+
+def test_the_intervals_of_mask_rates_that_are_searched():
+    """The authors' widths: 11, 9, 7, 5 and 3 intervals of them, and the whole range."""
+    bd3lm = dataclasses.replace(system("bd3lm"), clip_widths=[0.5, 0.6, 0.7, 0.8, 0.9])
+    rates = [(each.mask_rate_min, each.mask_rate_max) for each in bd3lm.alternatives()]
+    assert len(set(rates)) == len(rates) == 1 + 11 + 9 + 7 + 5 + 3
+    assert rates[0] == (1e-3, 1.0)
+    assert {(1e-3, 0.5), (0.3, 0.8), (0.45, 0.95), (0.5, 1.0), (1e-3, 0.9), (0.1, 1.0)} <= set(rates)
+    assert bd3lm.alternatives()[7].alternatives() == bd3lm.alternatives()
+    single = dataclasses.replace(bd3lm, block_size=1).alternatives()
+    assert [(each.mask_rate_min, each.mask_rate_max) for each in single] == [(1e-3, 1.0), (1.0, 1.0)]
+    (term,) = single[1].terms(tiny(), Tokens().batch(0), Randomness(0, 0, 8), train=True)
+    torch.testing.assert_close(
+        term.nats, dataclasses.replace(system("bd3lm"), block_size=1).terms(
+            tiny(), Tokens().batch(0), Randomness(0, 0, 8), train=False
+        )[0].nats,
+    )  # fmt: skip
+    assert system("bd3lm").alternatives() == system("mdlm").alternatives() == []
 
 
 def test_learning_rate_warms_up_and_then_stays_or_falls():

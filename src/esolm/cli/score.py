@@ -31,8 +31,18 @@ class Scoring:
     """The split of prepared data, and of corpora that have one."""
     field: str = "text"
     """The field of a JSON record that holds the text."""
-    detokenizer: Literal["lm1b", "wikitext", "ptb", "lambada"] | None = None
-    """Rules that undo the tokenised spacing of a corpus."""
+    detokenizer: str | None = None
+    """Rules that undo the tokenised spacing of a corpus: lm1b, wikitext, ptb, lambada or scientific_papers, or several
+    joined by commas."""
+    lines: bool = False
+    """Whether each line of a text file is a text of its own."""
+    newlines: bool = False
+    """With lines: keep the line break at the end of each text, as the records of WikiText do."""
+    eos: bool = True
+    """Whether each text ends with EOS."""
+    frame: bool = False
+    """Begin each sequence with BOS, end it with EOS, both scored and part of its length, and drop the incomplete last
+    sequence, as the paper's authors do for zero-shot likelihood."""
     batch_size: int = 32
     """Sequences in one pass."""
     seed: int = 0

@@ -42,8 +42,9 @@ def score(run: str, corpora: list[str], o: Scoring) -> int:
 def prepare(run: str, corpora: list[str], o: Scoring, ranks: Ranks) -> Callable[[], list[dict[str, Any]]]:
     """Read the model and the texts; return a function that scores them and returns one record per corpus."""
     lm = open_model(run, o.device if ranks.world == 1 else str(ranks.device), o.alpha_0, o.weights)
-    reading: dict[str, Any] = {key: getattr(o, key) for key in ("split", "length", "num_sequences", "field")}
-    texts = [read(spec, lm.tokenizer, lm.net.config.length, **reading, detokenizer=o.detokenizer) for spec in corpora]
+    keys = ("split", "length", "num_sequences", "field", "detokenizer", "lines", "newlines", "eos", "frame")
+    reading: dict[str, Any] = {key: getattr(o, key) for key in keys}
+    texts = [read(spec, lm.tokenizer, lm.net.config.length, **reading) for spec in corpora]
     for sequences in texts:
         check_scoring(lm.net, sequences, o.batch_size, passes(lm, sequences, o), quiet=ranks.rank > 0)
     about = identity(lm, texts, o) if o.work or ranks.world > 1 else {}

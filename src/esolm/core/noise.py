@@ -44,3 +44,23 @@ def mask_by_count(scored: Tensor, t: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
     m = (1 + (n * t).floor()).clamp_max(n)
     place = torch.where(scored, u, 2.0).argsort(-1).argsort(-1)
     return scored & (place < m), n / m.clamp_min(1)
+
+
+def mask_within(scored: Tensor, t: Tensor, u: Tensor, number: Tensor, low: float, high: float) -> Tensor:
+    """Mask each scored token with probability t, given that the share of masks lies between low and high.
+
+    The number of masks comes from the binomial distribution restricted to that range, which is what drawing again until
+    the share fits would give; where no number fits, it is not restricted. t and number: uniform [..., 1]; u: uniform
+    [..., L] -> bool [..., L].
+    """
+    n = scored.sum(-1, keepdim=True).to(t.dtype)
+    m = torch.arange(scored.shape[-1] + 1, device=t.device, dtype=t.dtype)
+    log_p = torch.xlogy(m, t) + torch.xlogy(n - m, 1 - t)
+    log_p = log_p - torch.lgamma(m + 1) - torch.lgamma((n - m).clamp_min(0) + 1)
+    possible = m <= n
+    fits = possible & (m >= low * n - 1e-9) & (m <= high * n + 1e-9)
+    allowed = torch.where(fits.any(-1, keepdim=True), fits, possible)
+    share = log_p.masked_fill(~allowed, -torch.inf).softmax(-1).cumsum(-1)
+    count = torch.searchsorted(share, number * share[..., -1:])
+    place = torch.where(scored, u, 2.0).argsort(-1).argsort(-1)
+    return scored & (place < count)

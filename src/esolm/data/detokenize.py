@@ -1,7 +1,7 @@
 """Undo the spacing of tokenised corpora, by the rules of Lou et al. (2024) and Sahoo et al. (2024).
 
-Results on LM1B, WikiText, PTB and LAMBADA are comparable only under the same rules, including their oddities. Each
-detokenizer is an ordered list of replacements of a string or a pattern.
+Results on LM1B, WikiText, PTB, LAMBADA and Scientific Papers are comparable only under the same rules, including their
+oddities. Each detokenizer is an ordered list of replacements of a string or a pattern; several can be chained.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _LM1B: _Rules = [
 ]
 _WIKITEXT: _Rules = [
     ("s '", "s'"),
+    (pattern(r"/' [0-9]/"), "/'[0-9]/"),  # meant to be a pattern of sed
     *((f" @{mark}@ ", mark) for mark in "-,."),
     *((f" {mark} ", f"{mark} ") for mark in ":;.!?,"),
     (pattern(r"\(\s*([^)]*?)\s*\)"), r"(\1)"),
@@ -62,20 +63,26 @@ _PTB: _Rules = [
     ("<unk>", "?"),
 ]
 _LAMBADA: _Rules = [("“", '"'), ("”", '"'), (pattern(r"\s+\Z"), ""), (pattern(r"\A\s*"), "\n")]
-RULES = {"lm1b": _LM1B, "wikitext": _WIKITEXT, "ptb": _PTB, "lambada": _LAMBADA}
+RULES = {
+    "lm1b": _LM1B,
+    "wikitext": _WIKITEXT,
+    "ptb": _PTB,
+    "lambada": _LAMBADA,
+    "scientific_papers": [*_WIKITEXT, *_LM1B],
+}
 
 
-def detokenize(text: str, name: str | None) -> str:
-    """Apply the rules called `name`; None leaves the text unchanged."""
-    if name is None:
-        return text
-    for old, new in RULES[name]:
-        text = text.replace(old, new) if isinstance(old, str) else old.sub(new, text)
+def detokenize(text: str, names: str | None) -> str:
+    """Apply the rules called NAME[,NAME…], one after another; None leaves the text unchanged."""
+    for name in names.split(",") if names else ():
+        for old, new in RULES[name]:
+            text = text.replace(old, new) if isinstance(old, str) else old.sub(new, text)
     return text
 
 
-def known(name: str | None) -> str | None:
-    """Return the name of a detokenizer or None; raise ValueError for an unknown one."""
-    if name is not None and name not in RULES:
-        raise ValueError(f"no detokenizer {name!r}: choose one of {', '.join(RULES)}, or none")
-    return name
+def known(names: str | None) -> str | None:
+    """Return NAME[,NAME…] or None; raise ValueError if one is not a detokenizer."""
+    for name in names.split(",") if names is not None else ():
+        if name not in RULES:
+            raise ValueError(f"no detokenizer {name!r}: choose from {', '.join(RULES)}, or none; a comma chains them")
+    return names

@@ -39,6 +39,7 @@ class Reading:
     messages_field: str | None = None  # set for chats, which are in this field or in those of prompt and target
     turns: Literal["last", "all"] = "last"  # the answers of a chat that are documents
     delimiter: str | None = None  # the line that separates the documents of a text file
+    newlines: bool = False  # with lines: each document ends with its line break
 
     def record(self, record: Any, where: str) -> Iterator[Document]:
         """Yield the documents of one JSON record: a list of sentences is joined, a list of targets gives one each."""

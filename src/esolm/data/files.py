@@ -59,7 +59,7 @@ def read(path: Path, name: str, reading: Reading) -> Iterator[Document]:
             if kind in _JSON:
                 documents = (d for i, line in enumerate(file, 1) if line.strip() for d in _json(line, i, name, reading))
             elif reading.lines or kind in _LINES:
-                documents = (Document(line.rstrip("\n"), prompt) for line in file)
+                documents = (Document(line if reading.newlines else line.rstrip("\n"), prompt) for line in file)
             elif reading.delimiter is not None:
                 documents = (Document(text, prompt) for text in _delimited(file, name, reading.delimiter))
             else:

@@ -65,8 +65,9 @@ class PrepareOptions:
     delimiter: str | None = None
     """A line that separates the documents of a text file, for example <|endoftext|>; the documents are stripped of
     surrounding whitespace."""
-    detokenizer: Literal["lm1b", "wikitext", "ptb", "lambada"] | None = None
-    """Rules that undo the tokenised spacing of a corpus (lm1b applies its own by default)."""
+    detokenizer: str | None = None
+    """Rules that undo the tokenised spacing of a corpus: lm1b, wikitext, ptb, lambada or scientific_papers, or several
+    joined by commas (lm1b applies its own by default)."""
     workers: int | None = None
     """Chunks encoded in parallel (default: one per core); the result does not depend on it."""
     seed: int = 0

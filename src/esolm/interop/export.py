@@ -101,6 +101,7 @@ def card(lm: LanguageModel, about: dict[str, Any], out: Path) -> str:
     number = sum(p.numel() for p in trainable(lm.net).parameters())
     label = f"`{system.pop('name')}`" + (f", alpha_0 = {system['alpha_0']}" if "alpha_0" in system else "")
     kind = "masked-diffusion" if lm.system.masks else "discrete-diffusion"
+    kind = kind if lm.system.latent_width is None else "embedding-diffusion"
     rows = {
         "system": label,
         "options": ", ".join(f"{key} = {value}" for key, value in system.items()),

@@ -58,31 +58,57 @@ def read(
     num_sequences: int | None = None,
     field: str = "text",
     detokenizer: str | None = None,
+    lines: bool = False,
+    newlines: bool = False,
+    eos: bool = True,
+    frame: bool = False,
 ) -> Sequences:
     """Read the first sequences of prepared data, of a file or folder of text, or of a corpus.
 
     length: tokens of a sequence, by default the training length. Files are read whole; corpora that have splits, and
-    pydocs, by `split`. Raises ValueError for data that another tokenizer prepared.
+    pydocs, by `split`. lines: each line of a text file is a text; newlines: with its line break. eos: each text ends
+    with EOS. frame: each sequence begins with BOS and ends with EOS, and the incomplete last one is dropped. Raises
+    ValueError for data that another tokenizer prepared.
     """
     if num_sequences is not None and num_sequences < 1:
         raise ValueError(f"num_sequences is {num_sequences}; it must be at least 1")
     if (Path(spec) / "manifest.json").is_file():
-        if field != "text" or detokenizer is not None:
-            raise ValueError(f"{spec} is prepared data, read and detokenised already: leave field and detokenizer out")
+        if (field, detokenizer, lines, newlines, eos, frame) != ("text", None, False, False, True, False):
+            raise ValueError(
+                f"{spec} is prepared data, read and packed already: leave field, detokenizer, lines, newlines, eos and "
+                "frame out"
+            )
         return _prepared(spec, tokenizer, trained_length, split, length, num_sequences)
     length = trained_length if length is None else length
-    if length < 1:
-        raise ValueError(f"length is {length}; it must be at least 1")
-    corpus = corpora.corpus(spec, corpora.Reading(field))
+    if length < (least := 3 if frame else 1):
+        raise ValueError(f"length is {length}; it must be at least {least}")
+    if newlines and not lines:
+        raise ValueError("newlines keeps the line breaks of texts that are lines: add --lines true, or leave it out")
+    corpus = corpora.corpus(spec, corpora.Reading(field, lines=lines, newlines=newlines))
     rules = detokenize.known(detokenizer) or corpus.detokenizer
     documents = (detokenize.detokenize(d.text, rules) for d in _documents(corpus, split))
-    ids, size = _stream(documents, tokenizer, None if num_sequences is None else num_sequences * length)
+    inner = length - 2 if frame else length
+    ids, size = _stream(documents, tokenizer, None if num_sequences is None else num_sequences * inner, eos)
     if not len(ids):
         raise ValueError(f"there is no text in {spec!r}: nothing to score")
+    if frame:
+        return _framed(spec, ids, tokenizer, inner)
     missing = -len(ids) % length
     x = torch.from_numpy(np.pad(ids, (0, missing))).view(-1, length)
     valid = None if not missing else (torch.arange(x.numel()) < len(ids)).view_as(x)
     return Sequences(spec, Batch(x, valid), size)
+
+
+def _framed(spec: str, ids: np.ndarray, tokenizer: Tokenizer, inner: int) -> Sequences:
+    """Sequences of `inner` ids between BOS and EOS; an incomplete last one is dropped."""
+    if tokenizer.bos_id is None or tokenizer.eos_id is None:
+        raise ValueError(f"frame needs BOS and EOS, and tokenizer {tokenizer.name} has none: leave it out")
+    full = len(ids) // inner
+    if not full:
+        raise ValueError(f"{spec!r} has {len(ids)} tokens, fewer than one sequence: give a shorter --length")
+    x = torch.from_numpy(ids[: full * inner]).view(full, inner)
+    ends = [torch.full((full, 1), id) for id in (tokenizer.bos_id, tokenizer.eos_id)]
+    return Sequences(spec, Batch(torch.cat([ends[0], x, ends[1]], 1)), _bytes(x.flatten(), tokenizer))
 
 
 def _prepared(
@@ -125,14 +151,15 @@ def _documents(corpus: corpora.Corpus, split: str) -> Iterator[Document]:
     return (document for name, document in corpora.split(corpus, None, 0.05)() if name == split)
 
 
-def _stream(texts: Iterable[str], tokenizer: Tokenizer, limit: int | None) -> tuple[np.ndarray, int]:
-    """Up to `limit` ids of all texts, each ended by EOS, and the bytes of the text in them."""
-    if tokenizer.eos_id is None:
+def _stream(texts: Iterable[str], tokenizer: Tokenizer, limit: int | None, eos: bool) -> tuple[np.ndarray, int]:
+    """Up to `limit` ids of all texts, each with EOS at its end if `eos`, and the bytes of the text in them."""
+    if eos and tokenizer.eos_id is None:
         raise ValueError(f"documents are joined by an end of text, and tokenizer {tokenizer.name} has none")
     found, held, size = [], 0, 0
     for text in texts:
         encoded = tokenizer.core.encode(text, add_special_tokens=False)
-        ids, room = [*encoded.ids, tokenizer.eos_id], math.inf if limit is None else limit - held
+        ids = [*encoded.ids, tokenizer.eos_id] if eos else encoded.ids
+        room = math.inf if limit is None else limit - held
         if len(ids) > room:
             ids = ids[: int(room)]
             text = text[: encoded.offsets[len(ids) - 1][1]]

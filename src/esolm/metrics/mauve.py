@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from ..data import Loader
 from ..data.manifest import FILE as MANIFEST
 from ..model import until
 from ..runtime.progress import track
-from .outside_models import batches, is_causal, load_causal, load_encoder
+from .outside_models import UNLIMITED, batches, is_causal, load_causal, load_encoder
 from .samples import read_records, read_samples
 
 LEAST = 20  # texts of a set: two buckets of ten
@@ -41,6 +41,8 @@ def mauve(
     seed: int = 0,
     batch_size: int = 16,
     device: str = "cpu",
+    max_tokens: int | None = None,
+    pooling: Literal["mean", "last", "first"] | None = None,
 ) -> dict[str, Any]:
     """MAUVE between the samples that `esolm sample --out` wrote and real texts.
 
@@ -50,6 +52,10 @@ def mauve(
             As many references as samples are compared, chosen at random.
         embedder: A folder with a transformers model: an encoder, whose states are averaged, or a causal language model
             (also a .gguf file), whose last state is used.
+        max_tokens: Cut texts to this number of the embedder's tokens, special ones included; the paper's authors take
+            512.
+        pooling: The features of a text: the mean of the states of its tokens, or the state of the last or of the first
+            token.
         buckets: Number of k-means clusters; by default a tenth of the number of samples.
         resamples: Bootstrap resamples for the standard error; 0 leaves it out.
         seed: Seed of the choice of references, of k-means and of the bootstrap.
@@ -62,14 +68,8 @@ def mauve(
     samples = read_samples(Path(file))
     n, length = len(samples), max(len(sample["tokens"]) for sample in samples)
     theirs = reference_texts(Path(references), 2 * n, length, seed)  # as many again for the ceiling
-    fewest = min(n, len(theirs))
-    if fewest < LEAST:
-        raise ValueError(f"{n} samples and {len(theirs)} references: MAUVE needs at least {LEAST} of each")
-    if buckets is not None and not 2 <= buckets <= fewest:
-        raise ValueError(f"buckets is {buckets}: it must be from 2 to {fewest}, the number of texts")
-    if resamples != 0 and resamples < 2:
-        raise ValueError(f"resamples is {resamples}: it must be 0, for no standard error, or at least 2")
-    embed = Embedder(embedder, device)
+    _check(n, len(theirs), buckets, resamples)
+    embed = Embedder(embedder, device, max_tokens, pooling)
     texts = [sample["text"] for sample in samples]
     features = embed([*texts, *theirs], batch_size)
     q, p = torch.arange(n), torch.arange(n, min(2 * n, len(features)))
@@ -87,6 +87,17 @@ def mauve(
         "mauve_stderr": statistics.stdev(scores[-resamples:]) if resamples else None,
         "ceiling": scores[1] if ceiling else None,
     }
+
+
+def _check(samples: int, references: int, buckets: int | None, resamples: int) -> None:
+    """Raise ValueError if there are too few texts for the options."""
+    fewest = min(samples, references)
+    if fewest < LEAST:
+        raise ValueError(f"{samples} samples and {references} references: MAUVE needs at least {LEAST} of each")
+    if buckets is not None and not 2 <= buckets <= fewest:
+        raise ValueError(f"buckets is {buckets}: it must be from 2 to {fewest}, the number of texts")
+    if resamples != 0 and resamples < 2:
+        raise ValueError(f"resamples is {resamples}: it must be 0, for no standard error, or at least 2")
 
 
 def mean_bytes(texts: Sequence[str]) -> float:
@@ -127,29 +138,37 @@ def valid_texts(folder: Path, count: int, length: int, seed: int) -> list[str]:
 class Embedder:
     """Unit feature vectors of texts, by an outside model on disk."""
 
-    def __init__(self, path: str, device: str = "cpu") -> None:
+    def __init__(
+        self, path: str, device: str = "cpu", max_tokens: int | None = None, pooling: str | None = None
+    ) -> None:
+        """max_tokens: cut texts to it, or else to the length that the model takes. pooling: mean, last or first; by
+        default last for a causal language model and mean for an encoder."""
         if not (Path(path).is_file() if Path(path).suffix == ".gguf" else Path(path).is_dir()):
             raise ValueError(f"no folder {path}: give a folder with a transformers model, or a .gguf file")
-        self.causal = is_causal(path)
-        self.outside = load_causal(path, device) if self.causal else load_encoder(path, device)
+        if max_tokens is not None and max_tokens < 3:
+            raise ValueError(f"max_tokens is {max_tokens}; it must be at least 3, two of which may be special")
+        causal = is_causal(path)
+        self.outside = load_causal(path, device) if causal else load_encoder(path, device)
         self.model = self.outside.model.base_model  # without the head
+        self.pooling = pooling or ("last" if causal else "mean")
+        self.limit = min(self.outside.tokenizer.model_max_length, self.outside.positions, max_tokens or UNLIMITED)
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[str], batch_size: int) -> Tensor:
         """Unit vectors, float32 [n, W]; a text that is too long for the model is truncated."""
         tokenizer = self.outside.tokenizer
         empty = tokenizer.eos_token_id or 0  # an empty text may have no tokens at all
-        limit = min(tokenizer.model_max_length, self.outside.positions)
-        found = tokenizer(list(texts), truncation=True, max_length=limit, padding=False)
+        found = tokenizer(list(texts), truncation=True, max_length=self.limit, padding=False)
         rows = [ids or [empty] for ids in found["input_ids"]]
         order: list[int] = []
         features = []
         for some, x, real in batches(rows, batch_size, tokenizer.pad_token_id or 0, self.model.device, "embedding"):
             states = self.model(input_ids=x, attention_mask=real.long()).last_hidden_state  # [B, L, W]
-            if self.causal:
-                pooled = states[torch.arange(len(some), device=x.device), real.sum(1) - 1]
-            else:
+            if self.pooling == "mean":
                 pooled = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+            else:
+                place = real.sum(1) - 1 if self.pooling == "last" else torch.zeros_like(x[:, 0])
+                pooled = states[torch.arange(len(some), device=x.device), place]
             features.append(F.normalize(pooled, dim=-1).cpu())
             order += some
         return torch.cat(features)[torch.tensor(order).argsort()]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime.files import unreadable
 from .outside_models import load_encoder
 from .samples import read_records
 
@@ -63,30 +64,65 @@ def best_rouge(predictions: Sequence[str], references: Sequence[Sequence[str]]) 
 
 
 class BertScore:
-    """F1 of the greedy matching of contextual embeddings by cosine similarity, without idf and without rescaling."""
+    """Precision, recall and F1 of the greedy matching of contextual embeddings by cosine similarity, without idf.
 
-    def __init__(self, path: str, layer: int | None = None) -> None:
-        """path: a folder with an encoder and its tokenizer. layer: the layer to compare, by default the last."""
-        self.outside = load_encoder(path)
+    The numbers are those of the `bert_score` package: every token but the special ones is matched with the nearest
+    token of the other text, which may be a special one.
+    """
+
+    def __init__(self, path: str, layer: int | None = None, baseline: str | None = None) -> None:
+        """path: a folder with an encoder and its tokenizer. layer: the layer to compare, 0 for the embeddings, by
+        default the last. baseline: a file of the package, LAYER,P,R,F in each line: the scores of unrelated texts,
+        which become 0."""
         self.layer = -1 if layer is None else layer
+        self.baseline = torch.zeros(3) if baseline is None else read_baseline(Path(baseline), self.layer)
+        self.outside = load_encoder(path)
+        layers = self.outside.model.config.num_hidden_layers
+        if not -1 <= self.layer <= layers:
+            raise ValueError(f"layer is {layer}; the encoder in {path} has layers 0 to {layers}")
+        split = getattr(getattr(self.outside.tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
+        # As in the package, byte-level tokenizers see a space before the first word, as before all others.
+        self.prefix = " " if type(split).__name__ == "ByteLevel" else ""
 
     @torch.inference_mode()
-    def embed(self, text: str) -> Tensor:
-        """Unit vectors of the tokens of a text, without the special ones: [n, W]."""
+    def embed(self, text: str) -> tuple[Tensor, Tensor]:
+        """Unit vectors of the tokens of a text, [n, W], and which of them are not special, bool [n]."""
         model, tokenizer = self.outside
         limit = min(tokenizer.model_max_length, self.outside.positions)
-        found = tokenizer(text, return_tensors="pt", truncation=True, max_length=limit, return_special_tokens_mask=True)
+        options = {"return_tensors": "pt", "truncation": True, "max_length": limit, "return_special_tokens_mask": True}
+        found = tokenizer(f"{self.prefix}{text.strip()}" if text.strip() else "", **options)
         special = found.pop("special_tokens_mask")[0].bool()
         states = model(**found, output_hidden_states=True).hidden_states[self.layer][0]
-        return torch.nn.functional.normalize(states[~special], dim=-1)
+        return torch.nn.functional.normalize(states, dim=-1), ~special
 
-    def __call__(self, prediction: str, reference: str) -> float:
-        a, b = self.embed(prediction), self.embed(reference)
-        if not len(a) or not len(b):
-            return 0.0
-        near = a @ b.T
-        precision, recall = near.amax(1).mean().item(), near.amax(0).mean().item()
-        return 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
+    def __call__(self, prediction: str, reference: str) -> Tensor:
+        """Precision, recall and F1, float [3], rescaled by the baseline; 0 before that if a text is empty."""
+        (a, ours), (b, theirs) = self.embed(prediction), self.embed(reference)
+        found = torch.zeros(3)
+        if ours.any() and theirs.any():
+            near = a @ b.T
+            precision, recall = near.amax(1)[ours].mean(), near.amax(0)[theirs].mean()
+            found = torch.stack([precision, recall, 2 * precision * recall / (precision + recall)]).nan_to_num()
+        return (found - self.baseline) / (1 - self.baseline)
+
+
+def read_baseline(path: Path, layer: int) -> Tensor:
+    """The mean precision, recall and F1 of unrelated texts at a layer, float [3]; -1 is the last."""
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+        rows = {
+            int(number): [float(value) for value in rest] for number, *rest in (row.split(",") for row in lines[1:])
+        }
+        found = torch.tensor(rows[max(rows) if layer == -1 else layer])
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, KeyError) as error:
+        raise ValueError(
+            f"{path} has no baseline for layer {layer}: give a file of bert_score, with LAYER,P,R,F in each line"
+        ) from error
+    if found.shape != (3,) or not bool((found < 1).all()):
+        raise ValueError(f"{path} must have three numbers below 1 for layer {layer}: precision, recall and F1")
+    return found
 
 
 def overlap(
@@ -95,6 +131,7 @@ def overlap(
     reference: str = "target",
     bertscore: str | None = None,
     layer: int | None = None,
+    baseline: str | None = None,
 ) -> dict[str, Any]:
     """Compare predictions with references, in a file such as `esolm sample --prompt_file … --out` writes.
 
@@ -103,13 +140,15 @@ def overlap(
         prediction: The field that holds the prediction.
         reference: The field that holds the reference, a text or a list of texts.
         bertscore: A folder with a transformers encoder; adds BERTScore.
-        layer: The layer that BERTScore compares, by default the last.
+        layer: The layer that BERTScore compares, by default the last; 17 for roberta-large.
+        baseline: Rescale BERTScore by this file of the bert_score package, for example its
+            rescale_baseline/en/roberta-large.tsv.
 
     Raises:
         ValueError: If the file is missing, has no records, or a record lacks a field.
     """
-    if layer is not None and bertscore is None:
-        raise ValueError(f"layer is {layer}, but it is an option of BERTScore: add --bertscore FOLDER or leave it out")
+    if bertscore is None and (layer is not None or baseline is not None):
+        raise ValueError("layer and baseline are options of BERTScore: add --bertscore FOLDER, or leave them out")
     advice = f"give JSON lines with {prediction!r}, a text, and {reference!r}, a text or a list of texts"
     made: list[str] = []
     wanted: list[list[str]] = []
@@ -122,6 +161,8 @@ def overlap(
         wanted.append(those)
     found: dict[str, Any] = {"predictions": len(made), **best_rouge(made, wanted)}
     if bertscore is not None:
-        score = BertScore(bertscore, layer)
-        found["bertscore"] = sum(max(score(p, r) for r in those) for p, those in zip(made, wanted)) / len(made)
+        score = BertScore(bertscore, layer, baseline)
+        best = [torch.stack([score(p, r) for r in those]).amax(0) for p, those in zip(made, wanted)]
+        names = ("bertscore_precision", "bertscore_recall", "bertscore")
+        found |= dict(zip(names, torch.stack(best).double().mean(0).tolist()))
     return found

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.visibility import Packed, Visibility
 from .cache import KVCache
 from .denoiser import Denoiser, Rows, empty_cache
-from .head import Scoring
+from .head import NO_LATENTS, Scoring
 
 
 class Conditioned:
@@ -40,6 +40,14 @@ class Conditioned:
         """As Denoiser.forward."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             return self.net(tokens, position, visibility, time, cache, out, score)
+
+
+def embedder(net: object) -> Denoiser:
+    """The network whose embedding and output layer a network uses; raises ValueError for one without latent_width."""
+    inner = net.net if isinstance(net, Conditioned) else net
+    if not isinstance(inner, Denoiser) or inner.config.latent_width is None:
+        raise ValueError(NO_LATENTS)
+    return inner
 
 
 def conditioned(net: Denoiser, precision: str) -> Conditioned:

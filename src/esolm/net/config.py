@@ -81,6 +81,10 @@ class DenoiserConfig:
     """Llama 3's scaling divides frequencies with fewer than so many waves in rotary_length by the whole factor."""
     rotary_high: float = 4.0
     """Llama 3's scaling keeps frequencies with more than so many waves in rotary_length."""
+    latent_width: int | None = None
+    """Width of the embedding of a system that adds noise to embeddings, which sets it. Two small MLPs lead from it to
+    the width of the network and back, and the embedding is the weight of the output layer. Null: that of the network.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
@@ -136,5 +140,5 @@ CHOICES = {
 }
 POSITIVE = (
     "vocab_size", "length", "layers", "width", "heads", "cond_width", "mlp_ratio", "kv_heads", "head_width",
-    "mlp_width", "rotary_length",
+    "mlp_width", "rotary_length", "latent_width",
 )  # fmt: skip

@@ -21,7 +21,7 @@ from .adapters import some_outputs
 from .attention import attend, mix
 from .cache import KVCache, Window
 from .config import DenoiserConfig
-from .head import Scoring, TiedHead, score_rows
+from .head import NO_LATENTS, Scoring, TiedHead, VectorPass, score_rows
 from .rotary import Rotary, rotary_table, rotate
 
 TIME_FEATURES = 256
@@ -69,8 +69,10 @@ class Denoiser(nn.Module):
         super().__init__()
         self.config = config
         self.checkpoint_blocks = False  # recompute activations in the backward pass
-        width, cond = config.width, config.cond_width
-        self.embed = nn.Embedding(config.vocab_size, width)
+        width, cond, latent = config.width, config.cond_width, config.latent_width
+        self.embed = nn.Embedding(config.vocab_size, latent or width)
+        self.up = None if latent is None else between(latent, width, width)
+        self.down = None if latent is None else between(width, width, latent)
         self.places = nn.Embedding(config.length, width) if config.positions == "learned" else None
         if config.adaln:
             self.time = nn.Sequential(nn.Linear(TIME_FEATURES, cond), nn.SiLU(), nn.Linear(cond, cond))
@@ -78,7 +80,7 @@ class Denoiser(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = make_norm(config)
         self.head: nn.Linear | TiedHead
-        if config.tied:
+        if config.tied or latent is not None:
             self.head = TiedHead(self, config.vocab_size, config.head_bias)
         else:
             self.head = nn.Linear(width, config.vocab_size, bias=config.head_bias)
@@ -86,13 +88,13 @@ class Denoiser(nn.Module):
 
     def reset(self) -> None:
         """Set the initial weights. Paper: uniform ±1/sqrt(fan-in) and a zero output layer unless it is tied. GPT-2:
-        normal with standard deviation 0.02, divided by sqrt(2 layers) where a block adds to the residual. Modulation is
-        zero in both."""
+        normal with standard deviation 0.02, divided by sqrt(2 layers) where a block adds to the residual. In both,
+        modulation is zero, and embeddings of `latent_width`, to which noise of variance 1 is added, have variance 1."""
         c = self.config
         for table in (self.embed, self.places):
             if table is not None:
                 nn.init.kaiming_uniform_(table.weight, a=math.sqrt(5))
-        if not c.tied:
+        if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
         if self.head.bias is not None:
             nn.init.zeros_(self.head.bias)
@@ -103,6 +105,8 @@ class Denoiser(nn.Module):
                 elif parameter.dim() == 2:
                     residual = name.endswith(("attn_out.weight", "mlp.2.weight"))
                     nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * c.layers) if residual else 0.02)
+        if c.latent_width is not None:
+            nn.init.normal_(self.embed.weight)
         for layer in (self, *self.blocks) if c.adaln else ():
             nn.init.zeros_(layer.modulation.weight)
             nn.init.zeros_(layer.modulation.bias)
@@ -117,13 +121,15 @@ class Denoiser(nn.Module):
         out: Rows | None = None,
         score: Scoring | None = None,
     ) -> Tensor:
-        """Logits [B, N, V], or those of the rows `out`: [B, span, V] or [R, V]; with `score`, its nats [R] instead.
+        """Logits [B, N, V], or those of the rows `out`: [B, span, V] or [R, V]; with `score`, its nats [R] instead, or
+        the result of a `VectorPass`.
 
         tokens: int [B, N], or probabilities [B, N, V]. position: int [B|1, N], original indices. time: [B], or None for
         zero. With a cache, the new slots also see its committed tokens by their ranks.
         """
         table = self.embed.weight
-        h = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)  # [B, N, W]
+        clean = tokens.to(table.dtype) @ table if tokens.is_floating_point() else self.embed(tokens)
+        h = self.enter(clean, score)  # [B, N, W]
         rows = out or Rows(slice(0, h.shape[1]))
         cond = self.condition(time)
         if self.places is not None:
@@ -140,7 +146,19 @@ class Denoiser(nn.Module):
                 h = block(*arguments)
         shift, scale = modulate(self, rows.condition(cond), 2)
         h = modulated_norm(h, self.norm, shift, scale)
+        h = h if self.down is None else self.down(h).to(table.dtype)
+        if isinstance(score, VectorPass):
+            assert isinstance(self.head, TiedHead), "enter raises an error without latent_width"
+            return score.result(rows.select(clean).flatten(0, -2), h.flatten(0, -2), self.head)
         return self.head(h) if score is None else score_rows(self.head, h.flatten(0, -2), score)
+
+    def enter(self, clean: Tensor, score: Scoring | None) -> Tensor:
+        """The residual stream [B, N, W] from the embeddings, or from what a `VectorPass` feeds in place of them."""
+        if isinstance(score, VectorPass):
+            if self.up is None:
+                raise ValueError(NO_LATENTS)
+            clean = score.feed(clean)
+        return clean if self.up is None else self.up(clean).to(clean.dtype)
 
     def condition(self, time: Tensor | None) -> Tensor | None:
         """AdaLN's condition, [B|1, 1, C]; None without AdaLN."""
@@ -188,6 +206,11 @@ def learned(table: Tensor, position: Tensor) -> Tensor:
             f"at most {len(table)} tokens, or {len(table) - 1} with shifted queries, which begin with a start token"
         )
     return F.embedding(position, table)
+
+
+def between(inputs: int, width: int, outputs: int) -> nn.Sequential:
+    """The MLP between embeddings and the residual stream."""
+    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, outputs))
 
 
 class Gate(nn.Module):

@@ -20,7 +20,7 @@ from .attention import attend, attend_cached
 from .cache import KVCache, Window
 from .config import DenoiserConfig
 from .denoiser import Block, Denoiser, Gate, Past, Rows, empty_cache, learned, modulate
-from .head import CHUNK, RowLoss, Scoring
+from .head import CHUNK, NO_LATENTS, RowLoss, Scoring, VectorPass
 from .rotary import Rotary, rotary_table
 from .rounding import from_int4, to_int4, to_int8
 
@@ -203,6 +203,8 @@ class Folded:
     """The function of the denoiser at time zero, without parameters or gradients."""
 
     def __init__(self, net: Denoiser, make: Maker) -> None:
+        if net.config.latent_width is not None:
+            raise ValueError("a network with latent_width cannot be folded: use the trained one")
         cond, last = net.condition(None), len(net.blocks) - 1
         self.config, self.stream, self.device, self.dtype = net.config, make.stream, net.device, make.dtype
         self.embed = nn.Embedding.from_pretrained(net.embed.weight.to(make.dtype, copy=True))
@@ -259,6 +261,8 @@ class Folded:
         if isinstance(score, RowLoss):
             chunks = (slice(start, start + CHUNK) for start in range(0, len(h), CHUNK))
             return torch.cat([h.new_empty(0), *(score.nats(self.head(h[rows]), rows) for rows in chunks)])
+        if isinstance(score, VectorPass):
+            raise ValueError(NO_LATENTS)
         parts = zip(h.split(CHUNK), score.target.split(CHUNK), strict=True)
         nats = torch.cat([token_nats(self.head(part), target, score.exclude) for part, target in parts])
         return nats if score.weight is None else nats * score.weight.to(nats.dtype)

@@ -1,11 +1,12 @@
 """The output layer for the nats of known tokens, without the logits of all rows in memory at once.
 
-Shapes: R rows, W width, V vocabulary.
+Shapes: B batch, N network input, R rows, W width, D width of an embedding, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,9 @@ CHUNK = 512
 """Rows of a chunk otherwise: enough that accumulating the weight gradient costs less than the chunk itself."""
 
 
+NO_LATENTS = "this network has no latent_width: it takes tokens, and not noisy embeddings"
+
+
 class Score(NamedTuple):
     """The targets of a pass that returns nats instead of logits."""
 
@@ -34,14 +38,24 @@ class RowLoss(NamedTuple):
 
     function: Callable[..., Tensor]  # logits [R, V], inputs -> nats [R] or [R, n]; the chunks of a pass share no state
     inputs: tuple[Tensor, ...]  # [R, ...] each; no gradient flows into them
+    columns: int | None = None  # n, if the function returns [R, n]
 
     def nats(self, logits: Tensor, rows: slice) -> Tensor:
         """The nats of some rows from their logits."""
         return self.function(logits, *(t[rows] for t in self.inputs))
 
 
-Scoring = Score | RowLoss
-"""What turns the logits of a pass into nats."""
+@dataclass(frozen=True, eq=False)
+class VectorPass:
+    """A pass on noisy embeddings through a network with `latent_width`, which predicts the clean ones."""
+
+    feed: Callable[[Tensor], Tensor]  # embeddings of the tokens [B, N, D] -> what the network is fed
+    result: Callable[[Tensor, Tensor, TiedHead], Tensor]  # embeddings and predictions [R, D], and the head -> [R, n]
+    columns: int  # n
+
+
+Scoring = Score | RowLoss | VectorPass
+"""What turns the logits of a pass into nats, or takes the place of tokens and logits."""
 
 
 class TiedHead(nn.Module):
@@ -64,6 +78,8 @@ class TiedHead(nn.Module):
 def score_rows(head: nn.Linear | TiedHead, h: Tensor, score: Scoring) -> Tensor:
     """weight * -log p(target), or the nats of a `RowLoss`: h [R, W] -> [R]."""
     whole = h.shape[0] * head.weight.shape[0] <= WHOLE or is_adapted(head)
+    if isinstance(score, VectorPass):
+        raise ValueError(NO_LATENTS)
     if isinstance(score, RowLoss):
         return score.nats(head(h), slice(None)) if whole else _chunked(head, h, score)
     if whole:
@@ -72,7 +88,7 @@ def score_rows(head: nn.Linear | TiedHead, h: Tensor, score: Scoring) -> Tensor:
     return _chunked(head, h, score)
 
 
-def _chunked(head: nn.Linear | TiedHead, h: Tensor, score: Scoring) -> Tensor:
+def _chunked(head: nn.Linear | TiedHead, h: Tensor, score: Score | RowLoss) -> Tensor:
     kind = h.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
     with torch.autocast(kind, enabled=False):

@@ -59,12 +59,19 @@ def chain_plan(
     request: Request,
     default: str = "ancestral",
     redraws: bool = True,
+    most: int | None = None,
 ) -> Chain:
-    """The schedule of a system that samples by a chain: num_steps passes, by default 128."""
+    """The schedule of a system that samples by a chain: num_steps passes, by default 128.
+
+    most: the steps of the forward process, if it has a number of them; a chain can skip some.
+    """
     request.choose_sampler(system, samplers, default)
+    num_steps = request.options.num_steps
+    if most is not None and num_steps is not None and num_steps > most:
+        raise ValueError(f"num_steps is {num_steps}; this model has {most} steps, and can skip some of them")
     if request.options.given_order != "ascending":
         raise ValueError(f"given_order is {request.options.given_order!r}; {system} has no order: leave it out")
-    return chain(request.given, request.valid, request.options.num_steps or STEPS, redraws)
+    return chain(request.given, request.valid, num_steps or min(STEPS, most or STEPS), redraws)
 
 
 def redraw(
@@ -73,10 +80,7 @@ def redraw(
     """Run a chain. Each pass feeds all tokens; a chain with an absorbing token ends when none is left."""
     batch, length = x.shape
     device, mask = x.device, reverse.absorbing
-    most = int(schedule.sizes[:, 0].max())
-    place = places(schedule.given, schedule.sizes[:, 0], most, length)
-    free = place < length
-    at = torch.where(free, schedule.sigma.gather(1, place.clamp_max(length - 1)), 0)
+    at, free = drawn_positions(schedule, length)
     number = torch.arange(batch)[:, None].expand_as(at)
     row, position = number[free], at[free]
     tokens = x.clone()
@@ -98,6 +102,14 @@ def redraw(
         token[asked.to(device)] = drawn
         changed = asked if mask is None else asked & (token.cpu() != mask)
         yield Step(at, token, changed, fed=asked.any(1))
+
+
+def drawn_positions(schedule: Schedule, length: int) -> tuple[Tensor, Tensor]:
+    """The positions that a chain draws, int [B, m], and which of them are no padding."""
+    most = int(schedule.sizes[:, 0].max())
+    place = places(schedule.given, schedule.sizes[:, 0], most, length)
+    free = place < length
+    return torch.where(free, schedule.sigma.gather(1, place.clamp_max(length - 1)), 0), free
 
 
 def _draw(reverse: Reverse, step: int, logits: Tensor, z: Tensor, u: Tensor) -> Tensor:

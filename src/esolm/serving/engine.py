@@ -34,6 +34,11 @@ class Engine:
     def __init__(self, lm: LanguageModel, options: EngineOptions | None = None) -> None:
         self.lm, self.options = lm, options or EngineOptions()
         config = lm.net.config
+        if lm.system.latent_width is not None:
+            raise ValueError(
+                f"{lm.system.name} cannot be served, because a pass that is fed embeddings serves one request only: "
+                "use `esolm sample` or `esolm infill`"
+            )
         self.max_length = self.options.max_length or config.length
         if config.positions == "learned" and self.max_length > config.length:
             raise ValueError(f"max_length is {self.max_length}; this model has {config.length} learned positions")

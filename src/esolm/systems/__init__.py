@@ -61,12 +61,25 @@ class System(Protocol):
 
     @property
     def masks(self) -> bool:
-        """Whether noise replaces tokens by the mask; otherwise by other tokens, and nothing marks those it spared."""
+        """Whether noise replaces tokens by the mask; otherwise nothing marks the tokens that it spared."""
         return True
 
     @property
     def timed(self) -> bool:
         """Whether the network is fed the time. Its conditioning then cannot be folded into the weights."""
+        return False
+
+    @property
+    def latent_width(self) -> int | None:
+        """Width of the embeddings that the system adds noise to, by passes with a `VectorPass`; None: it takes tokens.
+
+        Training builds the network with it. Such a system cannot be served: its passes cannot be shared.
+        """
+        return None
+
+    @property
+    def soft_inputs(self) -> bool:
+        """Whether training feeds probabilities of all tokens, [B, L, V], which `esolm plan` counts."""
         return False
 
     @property
@@ -88,6 +101,11 @@ class System(Protocol):
     def at_step(self: S, step: int) -> S:
         """The system as it trains in this step, 0, 1, …; a curriculum makes it differ from step to step."""
         return self
+
+    def alternatives(self: S) -> list[S]:
+        """The versions of the system among which each validation chooses: training continues with the one whose loss
+        varies least between blocks of `block_size` tokens. None by default."""
+        return []
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         """The complete denoising schedule of a request; raises ValueError for what this system cannot do."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.batch import Batch
 from ..core.float64 import to_device
-from ..core.noise import LinearSchedule, mask_by_count, mask_by_rate
+from ..core.noise import LinearSchedule, mask_by_count, mask_by_rate, mask_within
 from ..core.order import Schedule, ancestral
 from ..core.randomness import Randomness
 from ..core.terms import Term
@@ -28,6 +28,9 @@ from ..sampling.loops import Chooser, blockwise
 from ..sampling.request import Request, Step
 from . import System
 
+LEAST_RATE = 1e-3
+"""The mask rate at which intervals begin instead of 0, where the weight 1/t of the loss is infinite."""
+
 
 @dataclass(frozen=True)
 class BD3LM(System):
@@ -35,10 +38,17 @@ class BD3LM(System):
 
     block_size: int = 16
     """L', tokens in a block."""
-    mask_rate_min: float = 1e-3
-    """Training draws the share of masks in a block uniformly between mask_rate_min and mask_rate_max, the clipped
-    schedule of its authors. The bound itself has no cut-off."""
+    mask_rate_min: float = LEAST_RATE
+    """Training draws the time of a block, which is the probability of a mask, uniformly between mask_rate_min and
+    mask_rate_max, the clipped schedule of its authors. The bound itself has no cut-off."""
     mask_rate_max: float = 1.0
+    clip_widths: tuple[float, ...] | None = None
+    """Widths of intervals of mask rates. If given, each validation compares the intervals of these widths that
+    begin at 0, 0.05, 0.1 and so on, and the whole range, and training continues with the one whose loss varies least
+    between blocks. The authors search 0.5, 0.6, 0.7, 0.8 and 0.9."""
+    resample: bool = False
+    """Whether training draws the masks of a block again while their share lies outside the mask rates, as the authors'
+    runs do. An end at 0.001 or 1 does not count."""
     mask_id: int = -1
 
     samplers: ClassVar = {"ancestral": ("num_steps",), "first_hitting": ()}
@@ -46,9 +56,27 @@ class BD3LM(System):
     def __post_init__(self) -> None:
         if self.block_size < 1:
             raise ValueError(f"block_size is {self.block_size}; it must be at least 1")
-        if not 0 <= self.mask_rate_min < self.mask_rate_max <= 1:
-            low, high = self.mask_rate_min, self.mask_rate_max
+        low, high = self.mask_rate_min, self.mask_rate_max
+        if not (0 <= low < high <= 1 or low == high == 1):
             raise ValueError(f"mask_rate_min {low} and mask_rate_max {high} must satisfy 0 <= min < max <= 1")
+        if self.clip_widths is not None:
+            object.__setattr__(self, "clip_widths", tuple(self.clip_widths))  # JSON has lists
+            if not self.clip_widths or not all(0 < width < 1 for width in self.clip_widths):
+                found = list(self.clip_widths)
+                raise ValueError(f"clip_widths is {found}; it must hold numbers above 0 and below 1, or be null")
+
+    def alternatives(self) -> list[BD3LM]:
+        """The same system with each interval of mask rates that the authors' search tries."""
+        if self.clip_widths is None:
+            return []
+        ends = [(0.0, 1.0)]
+        if self.block_size == 1:
+            ends.append((1.0, 1.0))  # a mask in every block: the likelihood from left to right
+        else:
+            starts = ((width, k / 20) for width in self.clip_widths for k in range(20))
+            ends += [(low, round(low + width, 9)) for width, low in starts if low + width < 1 + 1e-9]
+        rates = ((max(low, LEAST_RATE), high) for low, high in ends)
+        return [dataclasses.replace(self, mask_rate_min=low, mask_rate_max=high) for low, high in rates]
 
     def counts(self, scored: Tensor, rng: Randomness) -> dict[str, int]:
         return {"diffusion": int(scored.sum())}
@@ -66,8 +94,14 @@ class BD3LM(System):
         u = to_device(rng.at("mask").uniform(examples, length).unflatten(1, (blocks, -1)), scored.device)
         inside = scored.unflatten(1, (blocks, -1))
         if train:
-            t = self.mask_rate_min + (self.mask_rate_max - self.mask_rate_min) * t
-            masked, weight = mask_by_rate(inside, LinearSchedule().alpha(t), u), LinearSchedule().weight(t)
+            low, high = self.mask_rate_min, self.mask_rate_max
+            t = low + (high - low) * t
+            weight = LinearSchedule().weight(t)
+            if self.resample:
+                number = to_device(rng.at("count").uniform(examples, blocks)[..., None], scored.device)
+                masked = mask_within(inside, t, u, number, low if low > LEAST_RATE else 0.0, high)
+            else:
+                masked = mask_by_rate(inside, LinearSchedule().alpha(t), u)
         else:
             masked, weight = mask_by_count(inside, t, u)
         return masked.flatten(1), weight.expand_as(u).flatten(1)
@@ -91,7 +125,10 @@ class BD3LM(System):
         return [Term("diffusion", place_nats(nats, masked, position.expand_as(x), length), scored)]
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
-        """num_steps is T, the steps of the whole sequence: T' = T L'/L of them in each block."""
+        """num_steps is T, the steps of the whole sequence: T' = T L'/L of them in each block.
+
+        If T is no multiple of the number of blocks, some blocks take one step more than others, evenly spread.
+        """
         num_steps, given_order = request.options.num_steps, request.options.given_order
         default = "first_hitting" if num_steps is None else "ancestral"
         sampler = request.choose_sampler(self.name, self.samplers, default)
@@ -99,9 +136,13 @@ class BD3LM(System):
         steps = None
         if sampler == "ancestral":
             blocks = -(-request.valid.sum(1, keepdim=True) // self.block_size)  # of each row
-            steps = self.block_size if num_steps is None else num_steps // blocks
-            if num_steps is not None and num_steps < (most := int(blocks.max())):
+            if num_steps is None:
+                steps = torch.full_like(blocks, self.block_size)
+            elif num_steps < (most := int(blocks.max())):
                 raise ValueError(f"num_steps is {num_steps}; {most} blocks need at least {most}")
+            else:
+                block = torch.arange(request.x.shape[1])[None] // self.block_size
+                steps = (block + 1) * num_steps // blocks - block * num_steps // blocks  # of each position's block
         return ancestral(request.given, request.valid, rng, 1.0, steps, given_order, self.block_size)
 
     def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:

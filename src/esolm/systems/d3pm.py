@@ -5,7 +5,6 @@ Shapes: B batch, L length, R rows that get logits, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from ..net.conditionals import place_nats
 from ..net.denoiser import Rows
 from ..net.head import RowLoss, Score
 from ..net.protocol import Forward, Network
-from ..sampling.chain import STEPS, Reverse, UniformReverse, chain_plan, redraw
+from ..sampling.chain import Reverse, UniformReverse, chain_plan, redraw
 from ..sampling.loops import Chooser
 from ..sampling.request import Request, Step
 from . import System, _uniform
@@ -126,7 +125,7 @@ class D3PM(System):
             rows, z = scored, torch.where(scored, self.states.corrupt(x, after, u), x)
             out = Rows(slice(0, length), rows.flatten().nonzero()[:, 0])
             inputs = (x[rows], z[rows], (after / before).expand_as(u)[rows], before.expand_as(u)[rows])
-            score = RowLoss(functools.partial(self._row_nats, hybrid), inputs)
+            score = RowLoss(functools.partial(self._row_nats, hybrid), inputs, columns=1 + hybrid)
             found = list(net(z, position, seen, time=time, out=out, score=score).unbind(-1))
         return torch.stack([place_nats(each, rows, position.expand_as(x), length) for each in found], -1)
 
@@ -145,12 +144,7 @@ class D3PM(System):
         return self.terms(net, batch, rng, train=False)
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
-        asked = request.options.num_steps
-        if asked is not None and asked > self.num_steps:
-            raise ValueError(f"num_steps is {asked}; this model has {self.num_steps} steps, and can skip some of them")
-        options = dataclasses.replace(request.options, num_steps=asked or min(self.num_steps, STEPS))
-        request = dataclasses.replace(request, options=options)
-        return chain_plan(self.name, self.samplers, request, redraws=self.noise == "uniform")
+        return chain_plan(self.name, self.samplers, request, redraws=self.noise == "uniform", most=self.num_steps)
 
     def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """The reverse chain, in steps of about the same length; greedy_tail takes the likeliest tokens in the last."""

@@ -5,7 +5,6 @@ Shapes: B batch, L length, R rows that get logits, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from ..net.conditionals import place_nats
 from ..net.denoiser import Rows
 from ..net.head import RowLoss
 from ..net.protocol import Forward, Network
-from ..sampling.chain import STEPS, chain_plan, redraw
+from ..sampling.chain import chain_plan, redraw
 from ..sampling.loops import Chooser
 from ..sampling.request import Request, Step
 from . import System
@@ -89,7 +88,9 @@ class DiffusionBERT(System):
         inputs = tuple(value.expand_as(x)[rows] for value in (x, t, c, masked))
         position = torch.arange(length, device=x.device)[None]
         out = Rows(slice(0, length), rows.flatten().nonzero()[:, 0])
-        nats = net(z, position, full(length, valid, x.device), out=out, score=RowLoss(function, inputs))
+        nats = net(
+            z, position, full(length, valid, x.device), out=out, score=RowLoss(function, inputs, columns=1 + hybrid)
+        )
         found = [place_nats(each, rows, position.expand_as(x), length) for each in nats.unbind(-1)]
         return [Term(name, value, scored) for name, value in zip(("diffusion", "hybrid"), found, strict=False)]
 
@@ -114,12 +115,7 @@ class DiffusionBERT(System):
         return self.terms(net, batch, rng, train=False)
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
-        asked = request.options.num_steps
-        if asked is not None and asked > self.num_steps:
-            raise ValueError(f"num_steps is {asked}; this model has {self.num_steps} steps, and can skip some of them")
-        options = dataclasses.replace(request.options, num_steps=asked or min(self.num_steps, STEPS))
-        request = dataclasses.replace(request, options=options)
-        return chain_plan(self.name, self.samplers, request, redraws=False)
+        return chain_plan(self.name, self.samplers, request, redraws=False, most=self.num_steps)
 
     def sample(self, net: Network, request: Request, schedule: Schedule, rng: Randomness) -> Iterator[Step]:
         """The reverse chain of the strict bound, in steps of about the same length."""

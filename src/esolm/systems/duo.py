@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..core import gaussian
 from ..core.batch import Batch
@@ -81,6 +80,10 @@ class Duo(System):
         return _uniform.states(self.vocab_size, self.mask_id, self.noise_mask)
 
     @property
+    def soft_inputs(self) -> bool:
+        return self.curriculum_end > 0
+
+    @property
     def gammas(self) -> tuple[float, float]:
         """gamma at t = 0 and at t = 1."""
         ends = zip((self.gamma_min, self.gamma_max), reversed(gaussian.ALPHAS), strict=True)
@@ -103,7 +106,7 @@ class Duo(System):
 
     def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
         """The NELBO, with one time per example; in training with softened inputs while the curriculum lasts."""
-        if train and self.curriculum_end > 0:
+        if train and self.soft_inputs:
             return [Term("diffusion", self._softened(net, batch, rng), batch.scored)]
         mean = train or self.bound == "authors"
         return _uniform.nelbo(net, batch, rng, self.noise, self.eps, self.t_min, mean)
@@ -127,7 +130,7 @@ class Duo(System):
         """softmax(w_t / tau) [B, L, V] and argmax w_t [B, L] of the scored tokens, x elsewhere; gamma [B]."""
         device = batch.x.device if wide(batch.x.device) == torch.float64 else torch.device("cpu")
         x, scored, gamma = batch.x.to(device), batch.scored.to(device), gamma.to(device)
-        soft, z = F.one_hot(x, self.vocab_size).float(), x.clone()
+        soft, z = torch.zeros(*x.shape, self.vocab_size, device=device).scatter_(2, x[..., None], 1.0), x.clone()
         row, position = scored.nonzero(as_tuple=True)
         number, ids = rng.examples(len(x)).to(device), torch.arange(self.vocab_size, device=device)
         count = max(1, CHUNK[device.type == "cpu"] // self.vocab_size)

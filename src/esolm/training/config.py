@@ -71,7 +71,7 @@ class RunConfig:
     saving: Saving = field(default_factory=Saving)
     corpus: CorpusOptions = field(default_factory=CorpusOptions)
     net: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `DenoiserConfig` except vocab_size; length null is that of the data."""
+    """Fields of `DenoiserConfig` except vocab_size and latent_width; length null is that of the data."""
     system: Mapping[str, Any] = field(default_factory=lambda: {"name": "esolm"})
     """The name of the system and its options."""
 
@@ -117,14 +117,15 @@ class RunConfig:
         """The configuration as a nested dict of plain values, as config.yaml holds it."""
         return listed(dataclasses.asdict(self))
 
-    def net_config(self, vocab_size: int, length: int) -> DenoiserConfig:
-        """The sizes of the network for data of this vocabulary and length."""
+    def net_config(self, vocab_size: int, length: int, system: System) -> DenoiserConfig:
+        """The sizes of the network for data of this vocabulary and length, and for this system."""
         from ..net.denoiser import DenoiserConfig
 
         asked = self.net.get("length")
         if asked is not None and asked < length:
             raise ValueError(f"net.length {asked} is below the {length} tokens of an example: leave it out")
-        return DenoiserConfig(vocab_size=vocab_size, **{**self.net, "length": asked or length})
+        own = {"length": asked or length, "latent_width": system.latent_width}
+        return DenoiserConfig(vocab_size=vocab_size, **{**self.net, **own})
 
     def make_system(self, ids: Any) -> System:
         """The system with its options; ids: a manifest or a tokenizer, for its special ids."""
@@ -144,7 +145,7 @@ def add_options(parser: Any, system: str) -> set[str]:
     parser.add_class_arguments(RunConfig, as_group=False, skip={*GROUPS, "net", "system"})
     for key, group in GROUPS.items():
         parser.add_class_arguments(group, key)
-    parser.add_class_arguments(DenoiserConfig, "net", skip={"vocab_size", "length"})
+    parser.add_class_arguments(DenoiserConfig, "net", skip={"vocab_size", "length", "latent_width"})
     parser.add_argument("--net.length", type=int | None, default=None, help="Tokens in an example; null: the data's.")
     parser.add_argument("--system.name", type=str, default=system, help="A system of esolm, or package.module.Class.")
     cls = find(system)

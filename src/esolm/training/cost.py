@@ -13,7 +13,7 @@ from ..core.batch import Batch
 from ..core.randomness import Randomness, fold
 from ..core.visibility import Packed, Part, Visibility
 from ..net.denoiser import Denoiser, DenoiserConfig, Rows
-from ..net.head import CHUNK, WHOLE
+from ..net.head import CHUNK, WHOLE, RowLoss, Scoring, VectorPass
 from ..systems import System
 from .options import Compute, Tuning
 from .tuning import count as count_trained
@@ -30,6 +30,8 @@ class PassCounts:
     pairs: float = 0.0  # query-key pairs in one block
     last_pairs: float = 0.0  # and in the last block
     padding: float = 0.0  # rows that only reduce the number of shapes: neither seen nor scored
+    soft_rows: float = 0.0  # rows that are fed as probabilities of all tokens
+    timed_rows: float = 0.0  # rows with logits that have a time of their own, for which the last block modulates each
 
     def scaled(self, factor: float) -> PassCounts:
         """The counts of `factor` times as many passes or examples."""
@@ -41,7 +43,16 @@ class PassCounts:
         pair = 4 * config.sizes.queries
         blocks = (config.layers - 1) * (self.rows * per_row + pair * self.pairs)
         last = self.rows * keys_values + self.logit_rows * (per_row - keys_values) + pair * self.last_pairs
-        return blocks + last + self.logit_rows * 2 * config.width * config.vocab_size
+        return blocks + last + self.ends(config)
+
+    def ends(self, config: DenoiserConfig) -> float:
+        """The operations before the first block and after the last one."""
+        width, embedding = config.width, config.latent_width or config.width
+        table = 2 * embedding * config.vocab_size
+        between = 0 if config.latent_width is None else 2 * width * (width + embedding)
+        modulation = 2 * config.cond_width * 8 * width if config.adaln else 0
+        rows = self.rows * between + self.logit_rows * (between + table)
+        return rows + self.soft_rows * table + self.timed_rows * modulation
 
 
 class CountingNet(nn.Module):
@@ -52,7 +63,15 @@ class CountingNet(nn.Module):
         self.counts = PassCounts()
 
     def forward(
-        self, tokens: Tensor, position: Tensor, visibility: Visibility | Packed, *, out: Rows, **rest: Any
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        visibility: Visibility | Packed,
+        *,
+        out: Rows,
+        score: Scoring | None = None,
+        time: Tensor | None = None,
+        **rest: Any,
     ) -> Tensor:
         """Zeros in place of nats."""
         asked = torch.arange(out.select(tokens[..., None]).numel()) if out.index is None else out.index
@@ -69,7 +88,9 @@ class CountingNet(nn.Module):
             first = end
         counts.rows += tokens.shape[0] * tokens.shape[1]
         counts.logit_rows += len(asked)
-        return torch.zeros(len(asked))
+        counts.timed_rows += 0 if time is None else len(asked)
+        columns = score.columns if isinstance(score, RowLoss | VectorPass) else None
+        return torch.zeros(len(asked)) if columns is None else torch.zeros(len(asked), columns)
 
 
 @torch.no_grad()
@@ -136,11 +157,33 @@ def activations(config: DenoiserConfig, counts: PassCounts, compute: Compute) ->
     kept += (4 if config.mlp == "swiglu" else 2) * sizes.inner
     stream = (16 if config.adaln else 8) * width
     whole = counts.rows * (stream + low * kept + (2 * width if config.dropout else 0))
+    ends = soft_bytes(config, counts, low) + timed_bytes(config, counts) + latent_bytes(config, counts, low)
     if compute.checkpoint_blocks:
-        return config.layers * 4 * width * counts.rows + whole
+        return config.layers * 4 * width * counts.rows + whole + ends
     # In the last block: its input and the norm of it, k before and after the rotation, v.
     inputs = counts.rows * (4 * width + low * (width + (2 + turned) * sizes.keys))
-    return (config.layers - 1) * whole + inputs + counts.logit_rows / counts.rows * (whole - inputs)
+    return (config.layers - 1) * whole + inputs + counts.logit_rows / counts.rows * (whole - inputs) + ends
+
+
+def soft_bytes(config: DenoiserConfig, counts: PassCounts, low: int) -> float:
+    """Bytes of rows that are fed as probabilities in float32, and of their copy for matrix products in bf16."""
+    return counts.soft_rows * config.vocab_size * (4 if low == 4 else 6)
+
+
+def timed_bytes(config: DenoiserConfig, counts: PassCounts) -> float:
+    """Bytes that a pass keeps more if examples have times: the outputs of all norms, since no scale can be folded into
+    a weight, and in the last block and norm the condition of each row with its shifts, scales and gates."""
+    last = counts.timed_rows * 4 * (config.cond_width + 8 * config.width + 3 * config.width)
+    norms = counts.timed_rows / max(counts.logit_rows, 1) * counts.rows * 4 * config.width * (2 * config.layers + 1)
+    return last + norms if config.adaln else 0.0
+
+
+def latent_bytes(config: DenoiserConfig, counts: PassCounts, low: int) -> float:
+    """Bytes that a pass on noisy embeddings keeps outside of the blocks: embeddings before and after the noise, and
+    what the MLPs before and after the blocks keep."""
+    if config.latent_width is None:
+        return 0.0
+    return counts.rows * (low * config.width + 12 * config.latent_width) + counts.logit_rows * low * config.width
 
 
 def head_bytes(config: DenoiserConfig, counts: PassCounts, compute: Compute) -> float:

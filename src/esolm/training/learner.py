@@ -60,8 +60,14 @@ class Learner:
         self.tokens += tokens
         self.ema.update(self.net, self.step)
 
-    def save(self, saver: checkpoint.Saver, identity: Mapping[str, Any], metric: float | None) -> Path:
-        """Write a checkpoint of this step."""
+    def save(
+        self,
+        saver: checkpoint.Saver,
+        identity: Mapping[str, Any],
+        metric: float | None,
+        chosen: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write a checkpoint of this step. chosen: the options of the system that a validation has changed."""
         tensors = {
             "model": self.net.state_dict(),
             "ema": self.ema.state(self.net),
@@ -78,6 +84,7 @@ class Learner:
             "metric": metric,
             "threads": torch.get_num_threads(),
             "identity": identity,
+            **({"chosen": chosen} if chosen else {}),
         }
         return saver.save(self.step, tensors, state)
 

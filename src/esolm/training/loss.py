@@ -2,14 +2,14 @@
 
 Every number is a pure function of the seed, the step and the weights.
 
-Shapes: B batch, L length.
+Shapes: B batch, L length, N blocks.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -102,26 +102,56 @@ def validate(
     net: Forward, system: System, batches: Batches, limit: int | None, compute: Compute, ranks: Ranks = ALONE
 ) -> dict[str, float]:
     """Each term of the bound in nats per token on the first `limit` batches, or all, always with the same noise."""
-    device = torch.device(compute.device)
-    steps = len(batches) if limit is None else min(limit, len(batches))
-    if steps == 0:
-        raise ValueError("the validation split has no sequence: prepare the corpus with a larger one")
-    size, last = (len(batches.batch(step).x) for step in (0, steps - 1))  # the last may be smaller
     nats: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for turn in range(0, steps, ranks.world):
-        step = turn + ranks.rank
-        # A rank without a batch repeats the last one and discards it: all ranks make the same number of calls.
-        extra, step = step >= steps, min(step, steps - 1)
-        batch = batches.batch(step).to(device)
-        rng = Randomness(fold(0, "valid"), step * size, (steps - 1) * size + last)
-        with machine.autocast(device, compute.precision), machine.uncompiled(compute.compile):
-            terms = system.terms(net, batch, rng, train=False)
+    for terms, extra in _held_out_terms(net, system, batches, limit, compute, ranks, train=False):
         for term in terms:
             nats[term.name] += 0 if extra else term.nats.cpu().double().sum().item()  # type: ignore[assignment]
             counts[term.name] += 0 if extra else int(term.valid.sum())
     sums = ranks.sum([*nats.values(), *counts.values()])
     return {name: sums[i] / max(sums[i + len(nats)], 1) for i, name in enumerate(nats)}
+
+
+@torch.no_grad()
+def variance(
+    net: Forward, system: System, batches: Batches, limit: int | None, compute: Compute, ranks: Ranks = ALONE
+) -> float:
+    """The variance of the training loss between blocks, in nats per token squared: the mean over the first `limit`
+    validation batches, or all, always with the same noise."""
+    found = used = 0.0
+    for terms, extra in _held_out_terms(net, system, batches, limit, compute, ranks, train=True):
+        nats, tokens = (
+            torch.cat([part.cpu().double().unflatten(1, (-1, system.block_size)).sum(-1) for part in parts])  # [B, N]
+            for parts in ([term.nats for term in terms], [term.valid for term in terms])
+        )
+        means = nats[tokens > 0] / tokens[tokens > 0]
+        if not extra and len(means) > 1:
+            found, used = found + means.var().item(), used + 1
+    found, used = ranks.sum([found, used])
+    return found / max(used, 1.0)
+
+
+def _held_out_terms(
+    net: Forward, system: System, batches: Batches, limit: int | None, compute: Compute, ranks: Ranks, train: bool
+) -> Iterator[tuple[list[Term], bool]]:
+    """The terms of this rank's share of the first `limit` validation batches.
+
+    A rank without a batch repeats the last one, so that all ranks make the same number of calls; the second value says
+    that its terms are to be discarded.
+    """
+    device = torch.device(compute.device)
+    steps = len(batches) if limit is None else min(limit, len(batches))
+    if steps == 0:
+        raise ValueError("the validation split has no sequence: prepare the corpus with a larger one")
+    size, last = (len(batches.batch(step).x) for step in (0, steps - 1))  # the last may be smaller
+    for turn in range(0, steps, ranks.world):
+        step = turn + ranks.rank
+        extra, step = step >= steps, min(step, steps - 1)
+        batch = batches.batch(step).to(device)
+        rng = Randomness(fold(0, "valid"), step * size, (steps - 1) * size + last)
+        with machine.autocast(device, compute.precision), machine.uncompiled(compute.compile):
+            terms = system.terms(net, batch, rng, train)
+        yield terms, extra
 
 
 def check_finite(values: Mapping[str, float], step: int, checkpoint: Path | None) -> None:

@@ -200,3 +200,5 @@ class CorpusOptions:
     """Tokens in one example."""
     vocab_size: int | None = None
     """Ids of the tokenizer, the mask included, for `esolm plan`; training takes them from the data."""
+    options: str = ""
+    """Further options of `esolm prepare`, for the error."""

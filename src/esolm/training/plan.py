@@ -13,6 +13,7 @@ import torch
 from ..net.config import with_defaults
 from ..storage import checkpoint, folder
 from ..storage.models import locate
+from ..systems import System
 from .config import SIZES, RunConfig
 from .cost import count, memory, traffic, tuned_parameters
 
@@ -61,6 +62,12 @@ def initial_sizes(config: RunConfig) -> dict[str, Any]:
     return with_defaults(checkpoint.read(locate(path)[0])["identity"]["net"])
 
 
+def soft_share(system: System, steps: int) -> float:
+    """The share of the training steps that feed probabilities, at 100 of them."""
+    some = range(0, steps, max(steps // 100, 1))
+    return sum(system.at_step(step).soft_inputs for step in some) / max(len(some), 1)
+
+
 def plan(config: RunConfig, cluster: Cluster, vocab_size: int | None = None) -> dict[str, Any]:
     """All figures of a run.
 
@@ -72,8 +79,8 @@ def plan(config: RunConfig, cluster: Cluster, vocab_size: int | None = None) -> 
         vocab_size = start.get("vocab_size") or config.corpus.vocab_size or GPT2_IDS
     if vocab_size < 2:
         raise ValueError(f"vocab_size is {vocab_size}; it must be at least 2")
-    net = config.net_config(vocab_size, config.net.get("length") or config.corpus.length)
     system = config.make_system(_Ids(vocab_size, *(vocab_size - 1,) * 3))
+    net = config.net_config(vocab_size, config.net.get("length") or config.corpus.length, system)
     compute = config.compute
     if compute.precision == "auto":
         compute = dataclasses.replace(compute, precision="bf16")
@@ -81,9 +88,10 @@ def plan(config: RunConfig, cluster: Cluster, vocab_size: int | None = None) -> 
     examples = micro_batches[0][1]
     few = min(max(examples, 4), 32)  # count a few examples, and scale
     counted = count(system, torch.zeros(few, net.length, dtype=torch.long), 1 if net.length > 512 else 4)
-    counts = counted.scaled(examples / few)
-    flops = counts.flops(net) / (examples * net.length) * (4 if compute.checkpoint_blocks else 3)
-    needed = memory(net, counts, compute, cluster.gpus, config.tuning)
+    counts, soft = counted.scaled(examples / few), soft_share(system, config.steps)
+    mean, most = (dataclasses.replace(counts, soft_rows=share * counts.rows) for share in (soft, float(soft > 0)))
+    flops = mean.flops(net) / (examples * net.length) * (4 if compute.checkpoint_blocks else 3)
+    needed = memory(net, most, compute, cluster.gpus, config.tuning)
     tuned = tuned_parameters(net, config.tuning)
     tokens = config.batch.size * net.length
     speed = cluster.gpus * cluster.tflops * 1e12 * cluster.efficiency / flops

@@ -52,6 +52,7 @@ class Live:
             found = record["validation"]
             bound = f"{found['loss']:.4f} nats/token, perplexity {found['perplexity']:.2f}"
             others = "".join(f"; alpha_0 = {key}: {nats:.4f}" for key, nats in found.get("alpha_0", {}).items())
+            others += "".join(f"; {key} = {value:g}" for key, value in found.get("chosen", {}).items())
             self.console.print(f"step {record['step']}: validation {bound}{others}")
         elif not self.console.is_terminal and time.monotonic() - self.printed > LINE_SECONDS:
             self.printed = time.monotonic()

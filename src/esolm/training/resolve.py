@@ -38,6 +38,7 @@ def open_data(config: RunConfig) -> Manifest:
     if not (data / "manifest.json").is_file():
         source = corpus.source or "CORPUS"
         command = f"esolm prepare {source} {data} --tokenizer {corpus.tokenizer} --length {corpus.length}"
+        command = f"{command} {corpus.options}".rstrip()
         raise ValueError(f"no data in {data}: prepare it with `{command}`, or give --data FOLDER")
     return Manifest.load(data)
 
@@ -73,6 +74,8 @@ def initial_weights(config: RunConfig, manifest: Manifest) -> Start:
             f"{manifest.folder} was prepared with {manifest.tokenizer} with {manifest.vocab_size}: prepare it with "
             f"--tokenizer {find_folder(config.init)}"
         )
+    if (own := stored.net.config.latent_width) != (wanted := config.make_system(manifest).latent_width):
+        raise ValueError(f"the embeddings of {config.init} have latent_width {own}, and this system needs {wanted}")
     weights, adapter = stored.net.state_dict(), None
     if config.adapter is not None:
         adapter = tuning.read_adapter(config.adapter, weights, config.tuning)
@@ -86,10 +89,11 @@ def initial_weights(config: RunConfig, manifest: Manifest) -> Start:
 def resolve(config: RunConfig, manifest: Manifest, start: Start, compute: Compute) -> RunConfig:
     """The complete configuration, as config.yaml keeps it: with the length of the data and the sizes of `init`."""
     sized = dataclasses.replace(config, compute=compute, net={**config.net, **start.sizes})
-    net = dataclasses.asdict(sized.net_config(manifest.vocab_size, manifest.length))
+    made = config.make_system(manifest)
+    net = dataclasses.asdict(sized.net_config(manifest.vocab_size, manifest.length, made))
     net = {**net, **sized.net, "length": net.pop("length")}
-    del net["vocab_size"]
-    system = {key: value for key, value in options_of(config.make_system(manifest)).items() if key not in FROM_DATA}
+    del net["vocab_size"], net["latent_width"]  # those of the data and of the system
+    system = {key: value for key, value in options_of(made).items() if key not in FROM_DATA}
     return dataclasses.replace(sized, net=net, system={**system, **config.system})
 
 
@@ -124,7 +128,7 @@ def build(config: DenoiserConfig, seed: int, compute: Compute) -> Denoiser:
 
 def identify(config: RunConfig, system: System, manifest: Manifest, start: Start) -> dict[str, Any]:
     """What a checkpoint must agree with to be loaded: network, system, data and initial weights."""
-    net = config.net_config(manifest.vocab_size, manifest.length)
+    net = config.net_config(manifest.vocab_size, manifest.length, system)
     options = {**options_of(system), "name": config.system["name"]}
     identity = {"net": dataclasses.asdict(net), "system": options, "data": manifest.fingerprint}
     if config.tuning.parts != "all":

@@ -19,16 +19,19 @@ from ..net.protocol import Forward
 from ..runtime import distributed, machine
 from ..runtime.distributed import Ranks
 from ..storage import checkpoint
+from ..systems import options_of
 from . import parallel, report, runs, tuning
 from .config import RunConfig
 from .distill import Teacher
 from .distill import check as check_distillation
 from .learner import Learner, learning_rate
-from .loss import accumulate, check_finite, validate
+from .loss import accumulate, check_finite, validate, variance
 from .resolve import build, enter, identify, initial_weights, loaders, open_data, resolve, resolve_compute
 
 Record = dict[str, Any]
 """One line of metrics.jsonl."""
+SEARCHED = 100
+"""Most validation batches on which the alternatives of a system are compared, as in the code of BD3-LM's authors."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +118,13 @@ class Session:
         # Each rank has a GPU of its own, so the run keeps only the kind of device.
         kept = self.compute if ranks.world == 1 else replace(self.compute, device=ranks.device.type)
         self.config = config = ranks.everywhere(lambda: resolve(config, manifest, start, kept))
-        self.system = config.make_system(manifest)
+        self.system = self.configured = config.make_system(manifest)
         check_distillation(config, self.system)
         self.at_other_alpha_0 = [(a, self.system.with_alpha_0(a)) for a in config.validation.alpha_0]
         self.batches, self.held_out = ranks.everywhere(lambda: loaders(config, manifest, ranks))
         self.loggers = ranks.everywhere(lambda: report.loggers(config.log if ranks.rank == 0 else ()))
         self.notes = ranks.once(lambda: enter(config, manifest))
-        net = build(config.net_config(manifest.vocab_size, manifest.length), config.seed, self.compute)
+        net = build(config.net_config(manifest.vocab_size, manifest.length, self.system), config.seed, self.compute)
         if start.weights is not None:
             net.load_state_dict(start.weights)
         tuning.prepare(net, config.tuning, config.seed, start.adapter)
@@ -145,7 +148,9 @@ class Session:
         self.folder = self.ranks.once(lambda: checkpoint.latest(self.run / "checkpoints"))
         if self.folder is None:
             return
-        threads = self.learner.restore(self.folder, self.identity, self.ranks)["threads"]
+        state = self.learner.restore(self.folder, self.identity, self.ranks)
+        self.system = replace(self.system, **state.get("chosen", {}))  # type: ignore[type-var]
+        threads = state["threads"]
         if (now := torch.get_num_threads()) != threads and self.compute.device == "cpu":
             self.notes.append(f"it used {threads} threads and now uses {now}, so sums may round differently")
         self.mark = (self.learner.tokens, self.learner.seconds)
@@ -240,19 +245,38 @@ class Session:
                 f"{alpha_0:g}": sum(validate(net, system, self.held_out, limit, self.compute, self.ranks).values())
                 for alpha_0, system in self.at_other_alpha_0
             }
+            self.choose(net)
         parallel.forget(learner.net)
         check_finite({f"validation {name}": value for name, value in terms.items()}, learner.step, self.folder)
         self.bound = loss = sum(terms.values())
         self.validation = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "terms": terms}
         if others:
             self.validation["alpha_0"] = others
+        if self.system.alternatives():
+            self.validation["chosen"] = self.chosen
         seconds = {"seconds": time.perf_counter() - start}
         return {"step": learner.step, "validation": self.validation, "time": seconds}
+
+    def choose(self, net: Forward) -> None:
+        """Continue with the alternative of the system whose loss varies least on the validation split."""
+        limit = min(self.config.validation.batches or SEARCHED, SEARCHED)
+        found = [
+            (variance(net, system, self.held_out, limit, self.compute, self.ranks), system)
+            for system in self.system.alternatives()
+        ]
+        if found:
+            self.system = min(found, key=lambda pair: pair[0])[1]
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The options of the system that a validation has changed."""
+        now, before = options_of(self.system), options_of(self.configured)
+        return {name: value for name, value in now.items() if value != before[name]}
 
     def save(self, saver: checkpoint.Saver, metrics: runs.Metrics) -> None:
         """Write a checkpoint of this step."""
         self.learner.metrics_bytes = metrics.sync()
-        self.folder = self.learner.save(saver, self.identity, self.bound)
+        self.folder = self.learner.save(saver, self.identity, self.bound, self.chosen)
 
     def outcome(self) -> Outcome:
         """How training ended."""
