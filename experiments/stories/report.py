@@ -125,7 +125,8 @@ def quote(text: str) -> str:
 
 METHOD = """`esolm sample stories`, `esolm infill stories "…"` and `esolm.load("stories")` use the model that the package
 contains: stories15M, a left-to-right model of children's stories, with its vocabulary cut to 5,297 pieces and adapted to
-any order with shifted queries (`experiments/stories/experiment.yaml` has every command). It is stored in bfloat16."""
+any order with shifted queries on 4.1 million tokens (`experiments/stories/experiment.yaml` has every command). It is stored in
+bfloat16."""
 
 PAGE = """Written by the bundled model, none selected or edited: the first sixteen samples of seed 0 in each mode, with
 `--top_p 0.9`. Generated from `experiments/stories/results`, which has the commands."""
@@ -135,17 +136,19 @@ SEEDS = "One sample of each of the seeds 0 to 4, not selected (`esolm sample sto
 CARD = """## Intended use
 
 Trying `esolm` within seconds of installing it: `esolm sample stories --show`, `esolm infill stories "Tom ____ the dog."`. The
-model writes short stories in the words of a small child, in any order, and fills in blanks that fit both sides. It knows
-nothing else, invents names and mixes up who did what. Do not use it for anything else.
+model writes short stories in the words of a small child, in any order, and fills in blanks that fit both sides. From left to
+right the stories are mostly sound. In random order it still doubles or drops words and forgets who did what. It knows nothing
+else. Do not use it for anything else.
 
 ## Training
 
 It began as [stories15M](https://github.com/karpathy/llama2.c) of llama2.c (MIT licence), whose vocabulary was cut to the pieces
 that occur at least five times in the training stories, and was adapted to any order by `esolm adapt`: shifted queries, the
-any-order loss, orders with alpha_0 of 0, 0.25, 0.5 and 1. The text is 3,796 stories of
-[TinyStories](https://arxiv.org/abs/2305.07759) (CDLA-Sharing-1.0) and 15,247 stories that stories15M wrote. 400 other real
-stories are held out; stories15M has probably seen them, the adaptation has not. The weights are under the MIT licence of
-stories15M; the file LICENSE beside this card has its text.
+any-order loss, a quarter of the examples from left to right, a quarter at alpha_0 = 0.25 and half at 1. It saw 4.1 million
+tokens, about one epoch, in two hours on one CPU core, and its loss was still falling by 0.02 nats in a hundred steps. The text
+is 3,796 stories of [TinyStories](https://arxiv.org/abs/2305.07759) (CDLA-Sharing-1.0) and 15,247 stories that stories15M wrote;
+those longer than 256 tokens were left out. 400 other real stories are held out; stories15M has probably seen them, the
+adaptation has not. The weights are under the MIT licence of stories15M; the file LICENSE beside this card has its text.
 
 ## Reproduction
 
