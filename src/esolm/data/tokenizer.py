@@ -92,6 +92,10 @@ class Tokenizer:
         token = self.core.id_to_token(self.mask_id)
         return text.replace(token, mask) if self.mask_id in ids and token else text
 
+    def decode_after(self, ids: Sequence[int], before: int) -> str:
+        """Decode ids that follow the token `before`, with the space that some tokenizers (Llama's) drop at a start."""
+        return self.decode([before, *ids])[len(self.decode([before])) :]
+
     def widened(self, size: int) -> Tokenizer:
         """The same tokenizer with unused ids up to `size`, for a network with more rows than the tokenizer has ids."""
         core = tokenizers.Tokenizer.from_str(self.core.to_str())

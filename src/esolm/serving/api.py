@@ -52,10 +52,10 @@ class Server:
     def completion(self, body: bodies.CompletionBody) -> tuple[Group, list[Choice]]:
         """The generations and choices of a completion."""
         most = 16 if body.max_tokens is None else body.max_tokens
-        encode, block = self.lm.tokenizer.encode, self.lm.system.block_size
+        block = self.lm.system.block_size
         if most > self.engine.max_length:
             raise ApiError(400, f"max_tokens is {most}; at most {self.engine.max_length} are possible", "max_tokens")
-        found = completion_rows(encode, body.prompts, body.suffix, most, block)
+        found = completion_rows(self.lm.tokenizer, body.prompts, body.suffix, most, block)
         rows = [row for row, _, _ in found]
         if (longest := max(map(len, rows), default=0)) > self.engine.max_length:
             text = f"prompt, suffix and max_tokens are {longest} tokens; at most {self.engine.max_length} are possible"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..data import Tokenizer
@@ -26,6 +26,11 @@ class Choice:
         self.ids: list[int] = []
         self._taken = self._tokens_taken = 0
 
+    @property
+    def before(self) -> int | None:
+        """The token before the completion."""
+        return self.generation.tokens[self.start - 1] if self.generation is not None and self.start else None
+
     def ended(self) -> bool:
         """Read the final tokens; whether the text has ended. Called on the thread of the engine, and only there."""
         self.update()
@@ -41,7 +46,8 @@ class Choice:
             ids, ended = ids[: self.count], False
         if len(ids) == len(self.ids) and not ended and len(ids) < self.count:
             return
-        text = self.tokenizer.decode(ids)
+        before = self.before
+        text = self.tokenizer.decode(ids) if before is None else self.tokenizer.decode_after(ids, before)
         reason = "stop" if ended else "length" if len(ids) == self.count else None
         found = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
         if found:
@@ -64,7 +70,7 @@ class Choice:
         assert self.generation is not None
         first = self._tokens_taken if rest else 0
         ids, at = self.ids, [self.generation.chosen.get(self.start + i) for i in range(len(self.ids))]
-        names = pieces(self.tokenizer, ids)
+        names = pieces(self.tokenizer, ids, self.before)
         offsets = [offset + sum(map(len, names[:i])) for i in range(len(ids))]
         self._tokens_taken = len(ids)
         return {
@@ -79,17 +85,17 @@ class Choice:
 
 
 def piece(tokenizer: Tokenizer, token: int) -> str:
-    """The text of one token alone."""
-    return tokenizer.decode([token])
+    """The text of one token inside a text: after itself, because some decoders drop the first space of a text."""
+    return tokenizer.decode_after([token], token)
 
 
-def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each token; a character of several tokens belongs to the last of them."""
+def pieces(tokenizer: Tokenizer, ids: Sequence[int], before: int | None = None) -> list[str]:
+    """The text of each token after the token `before`; a character of several tokens belongs to the last of them."""
     found, waiting = list[str](), list[int]()
     for i, token in enumerate(ids):
         waiting.append(token)
-        before = [] if len(waiting) > i else [ids[i - len(waiting)]]  # some decoders drop the first space of a text
-        text = tokenizer.decode([*before, *waiting])[len(tokenizer.decode(before)) if before else 0 :]
+        last = before if len(waiting) > i else ids[i - len(waiting)]
+        text = tokenizer.decode(waiting) if last is None else tokenizer.decode_after(waiting, last)
         whole = not text.endswith(UNFINISHED) or len(waiting) >= 4 or i + 1 == len(ids)
         found.append(text if whole else "")
         if whole:
@@ -131,16 +137,16 @@ def infilled(index: int, generation: Generation) -> dict[str, Any]:
 
 
 def completion_rows(
-    encode: Callable[[str], list[int]], prompts: Sequence[str | list[int]], suffix: str | None, most: int, block: int
+    tokenizer: Tokenizer, prompts: Sequence[str | list[int]], suffix: str | None, most: int, block: int
 ) -> list[tuple[Row, int, int]]:
     """For each prompt its row, where the completion starts, and its number of tokens.
 
     A system that samples by blocks needs a multiple of its block: the row is longer after a prompt, and between prompt
     and suffix the completion is shorter. Raises ValueError.
     """
-    after, found = encode(suffix) if suffix else [], list[tuple[Row, int, int]]()
+    after, found = tokenizer.encode_after(suffix) if suffix else [], list[tuple[Row, int, int]]()
     for prompt in prompts:
-        ids = encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         count, length = most, len(ids) + most + len(after)
         if after:
             count -= length % block

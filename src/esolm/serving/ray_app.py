@@ -1,7 +1,7 @@
 """The server as a Ray Serve application: replicas of one engine each, behind Ray's proxy.
 
-`serve run esolm.serving.ray_app:app model=stories num_replicas=2`; Ray's own configuration sets replicas, autoscaling and
-resources (docs/serving.md).
+`serve run esolm.serving.ray_app:app model=stories num_replicas=2`; Ray's own configuration sets replicas, autoscaling
+and resources (docs/serving.md).
 """
 
 from __future__ import annotations
