@@ -136,7 +136,7 @@ SEEDS = "One sample of each of the seeds 0 to 4, not selected (`esolm sample sto
 CARD = """## Intended use
 
 Trying `esolm` within seconds of installing it: `esolm sample stories --show`, `esolm infill stories "Tom ____ the dog."`. The
-model writes short stories in the words of a small child, in any order, and fills in blanks that fit both sides. From left to
+model writes short stories in the words of a small child, in any order, and fills in blanks given both sides. From left to
 right the stories are mostly sound. In random order it still doubles or drops words and forgets who did what. It knows nothing
 else. Do not use it for anything else.
 

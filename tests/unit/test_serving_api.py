@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import esolm
 from esolm.serving.engine import Engine
 from esolm.serving.options import EngineOptions
 from support import served
@@ -21,6 +22,7 @@ pytest.importorskip("fastapi", reason="needs fastapi: pip install 'esolm[serve]'
 from fastapi.testclient import TestClient  # noqa: E402
 
 from esolm.serving import routes, server  # noqa: E402
+from esolm.serving.choices import completion_rows, piece, pieces  # noqa: E402
 
 LM = served.model(length=64)
 KEY = "secret-key"
@@ -350,3 +352,19 @@ def test_cors_is_off_unless_an_origin_is_named(url):
         assert found.headers["access-control-allow-origin"] == "https://example.org"
         other = client.options("/v1/completions", headers={**asked, "Origin": "https://other.org"})
         assert "access-control-allow-origin" not in other.headers
+
+
+def test_the_space_before_a_word_is_kept_by_tokenizers_that_drop_it_at_the_start_of_a_text():
+    """Llama's: a completion begins with its space, and a suffix gets no space that it does not have."""
+    tokenizer = esolm.load("stories").tokenizer
+    text = "Tom saw a dog. He ran home."
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids[3:]) == tokenizer.decode_after(ids[3:], ids[2]).removeprefix(" ")
+    assert tokenizer.decode(ids[:3]) + tokenizer.decode_after(ids[3:], ids[2]) == text
+    names = pieces(tokenizer, ids[3:], ids[2])
+    assert tokenizer.decode(ids[:3]) + "".join(names) == text
+    assert [piece(tokenizer, token) for token in ids[3:]] == names
+    for suffix in (" He ran home.", "s and cats."):
+        row, start, count = completion_rows(tokenizer, ["Tom saw a dog"], suffix, 2, 1)[0]
+        after = row[start + count :]
+        assert "x" + tokenizer.decode_after(after, tokenizer.encode("x")[-1]) == f"x{suffix}"

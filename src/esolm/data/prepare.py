@@ -123,7 +123,7 @@ class PrepareInputs:
         conditional: dict[str, Any] = {"target_length": options.reserved, "separator": options.separator}
         if options.num_eos is not None:
             conditional["num_eos"] = options.num_eos
-        reading = {key: value for key, value in vars(options.reading).items() if key != "newlines"}  # never kept here
+        reading = {key: value for key, value in vars(options.reading).items() if key != "newlines"}  # only score has it
         if options.delimiter is None:  # the request of other data is what it was before there were delimiters and chats
             del reading["delimiter"]
         if self.chat is None:
