@@ -280,7 +280,7 @@ def test_every_field_is_an_option_of_training() -> None:
     """A run with --init takes every part of the network from the weights."""
     from esolm.training.config import SIZES
 
-    free = {"vocab_size", "length", "dropout", "init"}
+    free = {"vocab_size", "length", "dropout", "init", "latent_width"}
     assert {f.name for f in dataclasses.fields(DenoiserConfig)} - free == set(SIZES)
     with torch.device("meta"):
         Denoiser(DenoiserConfig(7, kv_heads=4, mlp="swiglu", tied=True))
