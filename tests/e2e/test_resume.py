@@ -168,15 +168,28 @@ def test_steps_of_a_finished_run_may_be_raised(data, whole, tmp_path, capsys):
     assert "is finished: 12 of 12 steps" in capsys.readouterr().out
     assert tiny.contents(tmp_path / "run") == before
     assert cli.main(tiny.command(data, tmp_path / "run", "--steps=16")) == 0
-    assert "steps raised from 12 to 16" in capsys.readouterr().out
+    assert "steps changed from 12 to 16" in capsys.readouterr().out
     assert cli.main(tiny.command(data, tmp_path / "straight", "--steps=16")) == 0
     tiny.assert_same(tmp_path / "run", tmp_path / "straight")
+
+
+def test_a_constant_rate_may_end_in_a_decay(data, whole, tmp_path, capsys):
+    """Steps and decay may change as long as the steps already taken had the same rates."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    refused(run, capsys, tiny.command(data, run, "--steps=14", "--optim.decay=3"), "optim.decay was 0 and is now 3")
+    assert cli.main(tiny.command(data, run, "--steps=14", "--optim.decay=2")) == 0
+    assert "optim.decay changed from 0 to 2" in capsys.readouterr().out
+    assert cli.main(tiny.command(data, tmp_path / "straight", "--steps=14", "--optim.decay=2")) == 0
+    tiny.assert_same(run, tmp_path / "straight")
+    refused(run, capsys, tiny.command(data, run, "--steps=16"), "optim.decay was 2 and is now 0", f"--init {run}")
+    refused(run, capsys, tiny.command(data, run, "--steps=13", "--optim.decay=2"), "steps was 14 and is now 13")
 
 
 def test_a_finished_cosine_run_suggests_what_is_possible(data, tmp_path, capsys):
     """Its steps cannot be raised, so neither message suggests --steps; a new run from its weights works."""
     run = tmp_path / "run"
-    command = tiny.command(data, run, "--optim.schedule=cosine", "--steps=2")
+    command = tiny.command(data, run, "--optim.schedule=cosine", "--optim.warmup=0", "--steps=2")
     assert cli.main(command) == 0
     capsys.readouterr()
     assert cli.main(command) == 0

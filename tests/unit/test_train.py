@@ -136,6 +136,8 @@ def test_learning_rate_warms_up_and_then_stays_or_falls():
     assert falling[:5] == [0.25, 0.5, 0.75, 1, 1]
     assert falling[6] == pytest.approx(0.5)
     assert learning_rate(0, 8, Optim(lr=1.0, warmup=0)) == 1
+    ending = Optim(lr=1.0, warmup=4, decay=3)
+    assert [learning_rate(step, 8, ending) for step in range(8)] == [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25]
 
 
 def test_clipping_bounds_the_gradient_and_zero_does_not():

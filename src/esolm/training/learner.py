@@ -19,8 +19,10 @@ from .tuning import trained
 
 
 def learning_rate(step: int, steps: int, optim: Optim) -> float:
-    """The learning rate of step 0, 1, …: linear warm-up, then constant or a cosine down to zero."""
+    """The learning rate of step 0, 1, …: linear warm-up, then a cosine down to zero, or constant with a linear end."""
     rate = optim.lr * min(1.0, (step + 1) / max(optim.warmup, 1))
+    if optim.decay:
+        rate *= min(1.0, (steps - step) / (optim.decay + 1))
     if optim.schedule == "cosine" and step >= optim.warmup:
         rate *= 0.5 * (1 + math.cos(math.pi * (step - optim.warmup) / max(steps - optim.warmup, 1)))
     return rate

@@ -56,6 +56,8 @@ class Optim:
     """Steps over which the learning rate rises from zero."""
     schedule: Literal["constant", "cosine"] = "constant"
     """The learning rate after the warm-up: constant, or a cosine down to zero at the last step."""
+    decay: int = 0
+    """Under the constant schedule, the number of last steps over which the learning rate falls linearly to zero."""
     beta_1: float = 0.9
     """Decay of AdamW's first moment."""
     beta_2: float = 0.999
@@ -70,8 +72,10 @@ class Optim:
     """Decay of the exponential moving average of the weights, which validation and sampling use."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "warmup", "weight_decay", "clip"):
+        for name in ("lr", "warmup", "decay", "weight_decay", "clip"):
             _require(f"optim.{name}", getattr(self, name), 0)
+        if self.decay and self.schedule == "cosine":
+            raise ValueError(f"optim.decay is {self.decay}, but a cosine schedule falls by itself: leave out one of them")
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,17 @@ import yaml
 from ..net.config import with_defaults
 from ..runtime import files
 from ..runtime.dotted import differing
+from ..storage import checkpoint
+from .learner import learning_rate
+from .options import Optim
 
 FREE = (
     *("data", "run", "init", "adapter", "log", "saving.every", "saving.keep", "compute.device", "compute.threads"),
     *("compute.parallel", "compute.offload", "compute.timeout", "compute.checkpoint_blocks"),
 )
 """Options that do not affect the weights, which a resumed run may change."""
+RATES = ("steps", "optim.schedule", "optim.decay")
+"""Options that a resumed run may change if that leaves the learning rates of the steps already taken as they were."""
 
 
 def is_run(run: Path) -> bool:
@@ -57,10 +62,9 @@ def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
     defaults = RunConfig().tree()
     for group in GROUPS:  # some options did not exist when the run was started
         stored[group] = {**defaults[group], **stored.get(group, {})}
+    same = _same_rates(stored, config, max(checkpoint.list_steps(run / "checkpoints"), default=0))
     for key, (old, new) in differing(completed(stored, config), config).items():
-        if key == "steps" and new > old and config["optim"]["schedule"] != "cosine":
-            notes.append(f"steps raised from {old} to {new}")
-        elif key in FREE or key.startswith("corpus."):
+        if key in FREE or key.startswith("corpus.") or (key in RATES and same):
             notes.append(f"{key} changed from {old} to {new}")
         else:
             wrong.append(f"{key} was {old!r} and is now {new!r}")
@@ -70,13 +74,20 @@ def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
                 f"{run} was started with another configuration: {'; '.join(wrong)}. No step was saved in it: "
                 "delete the folder, or give another --run"
             )
-        cosine = config["optim"]["schedule"] == "cosine"
-        steps = "steps cannot be raised under a cosine schedule" if cosine else "steps may be raised"
         raise ValueError(
             f"{run} was started with another configuration: {'; '.join(wrong)}. Nothing was changed. Give the old "
-            f"values to resume ({steps}), or start a new run from its weights with --init {run} --run FOLDER"
+            f"values to resume ({', '.join(RATES)} may change as long as the learning rates of the steps already "
+            f"taken do not), or start a new run from its weights with --init {run} --run FOLDER"
         )
     return notes
+
+
+def _same_rates(old: Mapping[str, Any], new: Mapping[str, Any], done: int) -> bool:
+    """Whether the first `done` steps have the same learning rates under both configurations, and are in both."""
+    one, other = Optim(**old["optim"]), Optim(**new["optim"])
+    return new["steps"] >= done and all(
+        learning_rate(step, old["steps"], one) == learning_rate(step, new["steps"], other) for step in range(done)
+    )
 
 
 def update_config(run: Path, config: Mapping[str, Any]) -> None:

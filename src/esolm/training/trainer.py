@@ -286,9 +286,9 @@ class Session:
         """For a run that has nothing left to do: how to train longer."""
         steps = self.config.steps
         more = "To train longer, raise --steps"
-        if self.config.optim.schedule == "cosine":
+        if self.config.optim.schedule == "cosine" or self.config.optim.decay:
             more = (
-                f"Its cosine schedule has ended, so --steps cannot be raised. To train on from its weights, start a "
+                f"Its learning rate has fallen to zero, so --steps cannot be raised. To train on from its weights, start a "
                 f"new run with --init {self.run} --run FOLDER"
             )
         return f"{self.run} is finished: {self.learner.step} of {steps} steps. {more}"
