@@ -75,7 +75,7 @@ class Optim:
         for name in ("lr", "warmup", "decay", "weight_decay", "clip"):
             _require(f"optim.{name}", getattr(self, name), 0)
         if self.decay and self.schedule == "cosine":
-            raise ValueError(f"optim.decay is {self.decay}, but a cosine schedule falls by itself: leave out one of them")
+            raise ValueError(f"optim.decay is {self.decay}, but a cosine falls by itself: leave one of them out")
 
 
 @dataclass(frozen=True)
