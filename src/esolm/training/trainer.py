@@ -288,8 +288,8 @@ class Session:
         more = "To train longer, raise --steps"
         if self.config.optim.schedule == "cosine" or self.config.optim.decay:
             more = (
-                f"Its learning rate has fallen to zero, so --steps cannot be raised. To train on from its weights, start "
-                f"a new run with --init {self.run} --run FOLDER"
+                f"Its learning rate has fallen to zero, so --steps cannot be raised. To train on from its weights, "
+                f"start a new run with --init {self.run} --run FOLDER"
             )
         return f"{self.run} is finished: {self.learner.step} of {steps} steps. {more}"
 
