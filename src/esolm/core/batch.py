@@ -43,6 +43,19 @@ class Batch(NamedTuple):
         width = int(self.valid.any(0).nonzero().max()) + 1 if bool(self.valid.any()) else 0
         return Batch(*(None if t is None else t[:, :width] for t in self))  # type: ignore[arg-type]
 
+    def by_length(self) -> list[tuple[Tensor, Batch]]:
+        """Batches without padding, each of rows of one length, with the indices of the rows; all rows as they are if
+        padding stands anywhere but on the right. Rows without a token are left out."""
+        if self.valid is None or bool((self.valid[:, 1:] & ~self.valid[:, :-1]).any()):
+            return [(torch.arange(len(self.x), device=self.x.device), self)]
+        lengths, found = self.valid.sum(1), list[tuple[Tensor, Batch]]()
+        for length in lengths.unique().tolist():
+            if length:
+                rows = (lengths == length).nonzero()[:, 0]
+                given = None if self.given is None else self.given[rows, :length]
+                found.append((rows, Batch(self.x[rows, :length], None, given)))
+        return found
+
     def trimmed(self) -> Batch:
         """The same batch with None in place of masks that say nothing."""
         valid = None if self.valid is None or bool(self.valid.all()) else self.valid

@@ -6,7 +6,6 @@ Shapes: B batch, L length, M slots of the z half, N network input, R scored rows
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from ..core.query import Queries
 from ..core.visibility import HIDDEN, Visibility, causal, full, hide_copies, prefix, sorted_two_stream, two_stream
 from .denoiser import Rows
 from .head import Score
-from .packed import Call, together
+from .packed import Call, Pending, together
 from .protocol import Forward
 
 
@@ -49,8 +48,8 @@ def order_call(
     valid: Tensor | None = None,
     num_clean: Tensor | None = None,
     shift: bool = False,
-) -> tuple[Call, Callable[[Tensor], Tensor]]:
-    """The network call of `order_nats`, and the function that turns its nats [R] into [B, L].
+) -> Pending:
+    """The network call of `order_nats`.
 
     Queries see the clean tokens before them in the order, and themselves unless they are copies.
     """
@@ -80,7 +79,7 @@ def order_call(
         Rows(slice(0, num_z), wanted.flatten().nonzero()[:, 0]),
         Score(x.gather(1, z_position)[wanted], mask_id),
     )
-    return call, functools.partial(place_nats, rows=wanted, position=z_position, length=length)
+    return Pending(call, functools.partial(place_nats, rows=wanted, position=z_position, length=length))
 
 
 def shifted_logits(

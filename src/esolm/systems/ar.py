@@ -5,6 +5,7 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -21,6 +22,7 @@ from ..core.visibility import causal
 from ..net.conditionals import next_logits, place_nats
 from ..net.denoiser import Rows
 from ..net.head import Score
+from ..net.packed import Call, Pending, unpadded
 from ..net.protocol import Forward, Network
 from ..sampling.loops import Chooser, left_to_right
 from ..sampling.request import Request, Step
@@ -59,7 +61,10 @@ class AR(AnyOrder):
         return {"nll": int(scored.sum())}
 
     def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
-        """-log p(x^l | x^<l) for every l."""
+        """-log p(x^l | x^<l) for every l. Rows of different lengths are packed into one pass without padding."""
+        return [Term("nll", unpadded(net, batch, lambda rows, part: self._pending(part)), batch.scored)]
+
+    def _pending(self, batch: Batch) -> Pending:
         x, valid, given = batch
         rows, length = x.shape
         scored = batch.scored
@@ -71,8 +76,8 @@ class AR(AnyOrder):
         before = torch.cat([x.new_full((rows, 1), self.start_id), target[:, :-1]], 1)
         every = valid is None and given is None
         out = Rows(slice(0, length), None if every else wanted.flatten().nonzero()[:, 0])
-        nats = net(before, position, causal(length, x.device), out=out, score=Score(target[wanted], self.mask_id))
-        return [Term("nll", place_nats(nats, wanted, position.expand_as(x), length), scored)]
+        call = Call(before, position, causal(length, x.device), out, Score(target[wanted], self.mask_id))
+        return Pending(call, functools.partial(place_nats, rows=wanted, position=position.expand_as(x), length=length))
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         request.choose_sampler(self.name, self.samplers, "left_to_right")

@@ -28,10 +28,10 @@ from ..core.query import Queries, prepend, prepend_to_schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import causal, hide_copies, hide_masks, prefix
-from ..net.conditionals import next_logits, order_call, order_nats, place_nats, shifted_logits, unsorted
+from ..net.conditionals import next_logits, order_call, place_nats, shifted_logits, unsorted
 from ..net.denoiser import Rows
 from ..net.head import Score
-from ..net.packed import Call, together
+from ..net.packed import Call, Pending, together, unpadded
 from ..net.protocol import Forward, Network
 from ..sampling import confidence
 from ..sampling.dynamic import dynamic
@@ -224,9 +224,7 @@ class EsoLM(AnyOrder):
         masked = mask_by_rate(scored, self.alpha_0, examples.uniform(rng, "mask"))
         sigma = order.sort(order.groups(masked, valid, given), examples.order_key(rng), ascending=True)
         num_clean = examples.num_clean(masked) + self.shift if self.variant == "A" else None
-        (x, valid, _), sigma = self.prepared(examples.batch, sigma)
-        call, place = order_call(x, sigma, self.widened(masked), self.mask_id, valid, num_clean, self.shift)
-        return PendingTerm("sequential", call, lambda nats: self.narrowed(place(nats)), scored)
+        return PendingTerm("sequential", *self._call(examples.batch, sigma, masked, num_clean), scored)
 
     def any_order_term(self, net: Forward, examples: Examples, rng: Randomness, alpha_0: float | Tensor) -> Term:
         """The bound with one order per example, every token scored in one two-stream pass.
@@ -236,7 +234,7 @@ class EsoLM(AnyOrder):
         x, valid, given = examples.batch
         alpha_0 = alpha_0.to(x.device)[:, None] if isinstance(alpha_0, Tensor) else alpha_0
         sigma = order.draw(alpha_0, examples.order_key(rng), examples.uniform(rng, "mask"), valid, given)
-        return Term("any_order", self._nats(net, examples.batch, sigma), examples.batch.scored)
+        return Term("any_order", self.order_nats(net, examples.batch, sigma), examples.batch.scored)
 
     def dealt(self, examples: Tensor) -> float | Tensor:
         """alpha_0 in training; with a mixture, that of each global example, [B]: its values in turn."""
@@ -260,10 +258,10 @@ class EsoLM(AnyOrder):
         """Values of the positions of a text, without that of the start token."""
         return t[:, 1:] if self.shift else t
 
-    def _nats(self, net: Forward, batch: Batch, sigma: Tensor) -> Tensor:
-        scored = self.widened(batch.scored)
+    def _call(self, batch: Batch, sigma: Tensor, scored: Tensor, num_clean: Tensor | None = None) -> Pending:
         (x, valid, _), sigma = self.prepared(batch, sigma)
-        return self.narrowed(order_nats(net, x, sigma, scored, self.mask_id, valid, shift=self.shift))
+        found = order_call(x, sigma, self.widened(scored), self.mask_id, valid, num_clean, self.shift)
+        return Pending(found.call, lambda nats: self.narrowed(found.place(nats)))
 
     def _check_share(self, total: int) -> None:
         if 0 < self.share < 1:
@@ -344,7 +342,7 @@ class EsoLM(AnyOrder):
         return dataclasses.replace(self, loss="two_term").terms(net, batch, rng, train=False)
 
     def order_nats(self, net: Forward, batch: Batch, sigma: Tensor) -> Tensor:
-        """All conditionals of the order in one pass."""
+        """All conditionals of the order in one pass; rows of different lengths are packed into it without padding."""
         if self.variant == "A":
             raise ValueError("variant A has no likelihood of one order: its clean tokens see each other. Use the NELBO")
-        return self._nats(net, batch, sigma)
+        return unpadded(net, batch, lambda rows, part: self._call(part, sigma[rows, : part.x.shape[1]], part.scored))
