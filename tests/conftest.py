@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -12,6 +14,21 @@ settings.register_profile(
     "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("fixed")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`@pytest.mark.matrix(n)` keeps every n-th case of a test in `make test`, and the others for `make test-full`.
+
+    With n that shares no divisor with the numbers of values, every value of every parameter is kept in some case.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("matrix")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -46,6 +46,7 @@ def test_four_processes_train_as_one(four, data, tmp_path, system, parallel):
     check(four, data, tmp_path, system, f"--compute.parallel={parallel}")
 
 
+@pytest.mark.slow
 def test_four_processes_with_uneven_shards(four, data, tmp_path):
     """259 ids and a width of 18 do not divide by four."""
     check(four, data, tmp_path, "esolm", "--compute.parallel=fsdp", "--net.width=18", "--net.heads=1")

@@ -118,6 +118,7 @@ def torchrun(argv: list[str], flaw: tuple, restarts: int = 0) -> subprocess.Pope
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_torchrun_resumes_after_a_rank_was_killed_inside_a_checkpoint(one, data, tmp_path):
     """Rank 1 is killed while it hashes its part of the second checkpoint; the job resumes from the first."""
     argv = halfway(data, tmp_path / "run", "fsdp")

@@ -120,6 +120,7 @@ def test_exact_with_two_threads(tmp_path, monkeypatch, precision):
     tiny.assert_same(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("function", "call"), [("_write", 5), ("_end", 2), ("_prune", 1)])
 def test_killed_inside_the_writing_of_a_checkpoint(data, whole, tmp_path, function, call):
     command = tiny.command(data, tmp_path / "run", "--saving.keep=1")

@@ -44,6 +44,7 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
     assert "It was" + "".join(texts[:-1]) == want[: len("It was" + "".join(texts[:-1]))]
 
 
+@pytest.mark.slow
 def test_what_does_not_finish_in_time_after_sigterm_gets_an_answer(tmp_path):
     """16 samples one after another, and half a second for them."""
     model = runs.make_run(tmp_path / "run", length=256)

@@ -282,6 +282,7 @@ CASES = [("paper", system, order) for system in ESO for order in ORDERS] + [
 ]
 
 
+@pytest.mark.matrix(7)
 @pytest.mark.parametrize(("name", "system", "order"), CASES)
 def test_eso_lm_in_the_order_of_confidence_is_exact(name: str, system: str, order: str) -> None:
     """Cached = recomputed from scratch: every logit, choice, token, and the number of fed positions."""

@@ -131,6 +131,7 @@ def check_sequential(
     assert found.any()
 
 
+@pytest.mark.matrix(5)
 @query
 @pytest.mark.parametrize("variant", ["B", "A"])
 @pytest.mark.parametrize(
@@ -171,6 +172,7 @@ def test_esolm_in_training(
         check_sequential(net, found["sequential"], second, alpha_0, variant, query)
 
 
+@pytest.mark.matrix(3)
 @query
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("alpha_0", [0.0, 0.5, 1.0, (0.0, 0.25, 1.0, 1.0)])

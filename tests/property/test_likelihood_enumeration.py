@@ -141,6 +141,7 @@ def tuples(log_w: Tensor, k: int) -> Tensor:
     return log_w[torch.cartesian_prod(*[index] * k)].view(-1, k)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("seed", range(3))
 def test_expected_bounds_by_enumeration_of_tuples(name: str, seed: int) -> None:

@@ -43,7 +43,7 @@ def source(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return tokens, math.log(S) - step.double()[tokens[:, :-1], tokens[:, 1:]].log().sum(1)
 
 
-@pytest.fixture(scope="module", params=[1.0, 0.5])
+@pytest.fixture(scope="module", params=[1.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def lm(request: pytest.FixtureRequest) -> LanguageModel:
     """Trained for a few seconds."""
     torch.manual_seed(0)

@@ -133,6 +133,7 @@ def test_variant_a_left_to_right_follows_the_likelihood() -> None:
     assert chance(rows(tokens), NAIVE["ar"].joint(Plan((), ((0,), (1,), (2,)), 0), {})) < SURE
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("known", [{}, {1: 2}])
 @pytest.mark.parametrize(
     ("kind", "alpha_0", "num_steps"),

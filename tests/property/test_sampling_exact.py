@@ -221,6 +221,7 @@ RAGGED = [[T, F, F, T, F, F, F], [F, F], [T, T, T, T], [F, T, F, F, F]]
 """Lengths 7, 2, 4 and 5 with 2, 0, 4 and 1 given tokens; the third row has nothing left to draw."""
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("given_order", ["random", "ascending"])
 @pytest.mark.parametrize(
     "options",

@@ -26,6 +26,7 @@ def requests(lm, seed, number):
     return found
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", served.SERVED)
 @pytest.mark.parametrize("chunk", [3, 64])
 def test_mixed_requests_at_random_times_equal_the_library(name, chunk):

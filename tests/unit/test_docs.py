@@ -79,14 +79,22 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the files that the documents name; `runs/demo` is the bundled model."""
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the documents name; `runs/demo` is the bundled model."""
+    home = tmp_path_factory.mktemp("documents")
     for model in ("runs/demo", "models/demo"):
-        shutil.copytree(PACKAGE / "models" / "stories", tmp_path / model)
-    tiny.make_data(tmp_path / "data" / "mine")
-    shutil.copy(ROOT / "README.md", tmp_path)
-    shutil.copy(FOREIGN, tmp_path)
+        shutil.copytree(PACKAGE / "models" / "stories", home / model)
+    tiny.make_data(home / "data" / "mine")
+    shutil.copy(ROOT / "README.md", home)
+    shutil.copy(FOREIGN, home)
+    return home
+
+
+@pytest.fixture
+def folder(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with these files; linked, which is safe because the library replaces files as a whole."""
+    shutil.copytree(template, tmp_path, copy_function=os.link, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path

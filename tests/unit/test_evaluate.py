@@ -156,6 +156,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
 # The bound
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("label", "name", "options"), toy.variants(), ids=lambda v: v if isinstance(v, str) else "")
 def test_nelbo_does_not_depend_on_batches(label: str, name: str, options: dict[str, Any]) -> None:
     lm = model(name, **options)

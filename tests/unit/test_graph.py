@@ -88,6 +88,7 @@ def same(one: list[Tensor], two: list[Tensor]) -> bool:
     return len(one) == len(two) > 0 and all(map(torch.equal, one, two))
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("prompts", [[0, 0, 0], [2, 2, 2], [1, 4, 0]], ids=["empty", "even", "ragged"])
 @pytest.mark.parametrize(("label", "name", "options"), toy.untimed(), ids=lambda v: v if isinstance(v, str) else "")
 def test_samples_are_those_of_the_folded_network(label: str, name: str, options: dict, prompts: list[int]) -> None:

@@ -188,6 +188,7 @@ def test_the_greedy_sampler_is_left_to_right_where_a_system_has_it(
     assert samplers == [expected]
 
 
+@pytest.mark.slow
 def test_the_module_runs_the_command_line_of_the_harness(home: Path) -> None:
     words = ["run", "--model", "esolm", "--model_args", f"pretrained={home / 'ar'}", "--tasks", "last"]
     words += ["--include_path", str(home / "tasks"), "--limit", "1", "--device", "cpu"]

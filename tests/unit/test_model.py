@@ -296,6 +296,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_batches_do_not_matter(name: str) -> None:
     """In float64, exactly: any batch size, any number of samples; prompts and rows of different length."""

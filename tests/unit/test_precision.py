@@ -74,6 +74,7 @@ def test_losses(name: str, options: dict[str, Any], train: bool, away: torch.dev
         torch.testing.assert_close(here(nats), expected[key], **CLOSE)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("draw", [Draw(), Draw(0.7, top_p=0.8)], ids=["plain", "nucleus"])
 @pytest.mark.parametrize("sampler", [None, "speculative"])
 @SYSTEMS

@@ -156,6 +156,7 @@ def test_a_listener_sees_every_token_once_and_may_end_the_request():
     assert engine.pool.leases == []
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", served.SERVED)
 def test_log_probabilities_are_those_of_the_tokens(name):
     """Greedy: the token is the likeliest, so its value is the first of the top ones. Chains have none."""

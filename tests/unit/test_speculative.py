@@ -98,6 +98,7 @@ def of_row(step: Step, row: int) -> tuple[list[tuple[int, int]], list[tuple[int,
     return decided, tried, int(drafts.accepted[row])
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("system", [SYSTEM, SHIFTED], ids=["mask", "shift"])
 @pytest.mark.parametrize("how", [Draw(), Draw(0.7, 0.9), Draw(top_k=3)], ids=["plain", "top_p", "top_k"])
 @pytest.mark.parametrize("window", WINDOWS)

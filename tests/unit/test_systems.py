@@ -116,6 +116,7 @@ def test_an_unknown_system_is_named(name: str) -> None:
         systems.find(name)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("kept", [{}, {"valid": holes()}, {"given": prompt()}, {"valid": holes(), "given": prompt()}])
 def test_terms_are_finite_and_counted(net: Denoiser, found: Any, train: bool, kept: dict[str, Tensor]) -> None:
     """Nats are zero outside what a term is about, and counts() says in training how much that is."""
@@ -153,6 +154,7 @@ def test_gradients_reach_every_parameter(found: Any) -> None:
         assert p.grad.any(), name
 
 
+@pytest.mark.matrix(3)
 def test_the_same_key_gives_the_same_terms(net: Denoiser, variant: tuple, found: Any, train: bool) -> None:
     x = toy.text(B, vocab_size=V)
     first = toy.values(found, net, x, rng(), train)
@@ -164,6 +166,7 @@ def test_the_same_key_gives_the_same_terms(net: Denoiser, variant: tuple, found:
     assert alike == ((variant[0], train) in DETERMINISTIC)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("sizes", [(1,) * 6, (2, 2, 2), (5, 1)])
 def test_a_batch_in_pieces_is_the_same_batch(net: Denoiser, found: Any, train: bool, sizes: tuple[int, ...]) -> None:
     """Micro-batches and ranks: every example gets the masks and orders that it has in the whole."""
@@ -183,6 +186,7 @@ def test_a_batch_in_pieces_is_the_same_batch(net: Denoiser, found: Any, train: b
     assert counts == found.counts(valid & ~given, rng())
 
 
+@pytest.mark.matrix(3)
 def test_the_target_is_not_seen(net: Denoiser, variant: tuple, found: Any, train: bool) -> None:
     """The nats of a token, over all values it may have with the rest and the draws fixed, are those of a distribution
     over the vocabulary without the mask: sum exp(-nats / weight) = 1. A network that saw the token it predicts would
@@ -224,6 +228,7 @@ def test_the_mask_has_no_probability(found: Any, train: bool) -> None:
     assert any((before[name] - after[name]).abs().max() > 0.01 for name in before)
 
 
+@pytest.mark.matrix(3)
 def test_padding_is_neither_seen_nor_scored(net: Denoiser, found: Any, train: bool) -> None:
     x, valid = toy.text(B, vocab_size=V), holes()
     before = toy.values(found, net, x, rng(), train, valid=valid)
@@ -242,6 +247,7 @@ def test_padding_on_the_right_is_a_shorter_text(net: Denoiser, found: Any, train
     same(toy.values(found, net, x[:, :short], rng(), train), {k: v[:, :short] for k, v in padded.items()})
 
 
+@pytest.mark.matrix(3)
 def test_all_valid_and_nothing_given_are_the_defaults(net: Denoiser, found: Any, train: bool) -> None:
     x, every = toy.text(B, vocab_size=V), torch.ones(B, L, dtype=torch.bool)
     default = toy.values(found, net, x, rng(), train)
@@ -250,6 +256,7 @@ def test_all_valid_and_nothing_given_are_the_defaults(net: Denoiser, found: Any,
     same(default, toy.values(found, net, x, rng(), train, valid=every, given=~every))
 
 
+@pytest.mark.matrix(3)
 def test_given_tokens_are_seen_and_never_scored(net: Denoiser, found: Any, train: bool) -> None:
     """Wherever they stand they have no nats; as a prefix they change those of what follows."""
     x = toy.text(B, vocab_size=V)

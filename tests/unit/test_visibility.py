@@ -108,6 +108,7 @@ def test_the_network_equals_the_naive_one(net, visibility: Visibility) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.filterwarnings("ignore")
 def test_flex_equals_dense(visibility: Visibility, dtype: torch.dtype) -> None:
