@@ -22,7 +22,8 @@ from ..core.uniform import Uniform
 from ..core.visibility import full
 from ..net.denoiser import Rows
 from ..net.protocol import Network
-from .loops import Chooser, places
+from .feeds import places
+from .loops import Chooser
 from .passes import call
 from .request import Request, Step
 

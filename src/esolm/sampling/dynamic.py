@@ -23,7 +23,8 @@ from ..core.visibility import Visibility, hide_copies
 from ..net.denoiser import Rows
 from ..net.protocol import Network
 from .confidence import NEVER, Rule, packed, write
-from .loops import Chooser, one_row, places
+from .feeds import one_row, places
+from .loops import Chooser
 from .passes import call
 from .request import Step
 from .speculative import labels

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +23,11 @@ from ..core.float64 import to_device
 from ..core.order import Schedule
 from ..core.query import Queries
 from ..core.randomness import Randomness, fold, uniform
-from ..core.visibility import HIDDEN, Visibility, full, hide, hide_copies
+from ..core.visibility import HIDDEN, Visibility, full, hide
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.protocol import Network
+from .feeds import Even, Ragged, capacity, labels, places, prefix_rank
 from .passes import call
 from .request import Request, Step
 
@@ -98,60 +99,6 @@ def any_order_plan(
     return order.ancestral(given, valid, rng, alpha_0, steps, given_order)
 
 
-def places(begin: Tensor, count: Tensor, most: int, pad: int, even: bool = False) -> Tensor:
-    """Places begin, begin + 1, ... of each row, int [B, most]; `pad` after the row's own count, unless even."""
-    offset = torch.arange(most)
-    if even:
-        return begin[:, None] + offset
-    return torch.where(offset < count[:, None], begin[:, None] + offset, pad)
-
-
-def capacity(schedule: Schedule) -> int:
-    """Slots that a cache needs for a schedule: all places, and those that one pass writes after them."""
-    most = int(schedule.sizes.max())
-    return schedule.sigma.shape[1] + most + max(most, int(schedule.given.max()))
-
-
-def _prefix_rank(num_clean: Tensor | int, place: Tensor) -> Tensor:
-    """Variant A's rank: the first num_clean places [B, 1] see each other; 1 gives the place itself, variant B."""
-    return (place - num_clean + 1).clamp_min(0)
-
-
-def _labels(
-    clean: Tensor,
-    masks: Tensor,
-    pad: int,
-    rank: Callable[[Tensor], Tensor],
-    hide_masks: bool,
-    copies: Tensor | None,
-    device: torch.device,
-    even: bool = False,
-) -> Visibility:
-    """The sampling pattern: causal in the order. hide_masks: a mask sees the clean tokens and itself only.
-
-    copies: bool, of the masks; nobody sees them. even: no place is padding.
-    """
-    place = torch.cat([clean, masks], 1)
-    if even and not hide_masks:
-        ranks = rank(place)
-        found = hide_copies(Visibility(ranks, ranks, torch.full_like(place, -1)), copies, clean.shape[1])
-        return Visibility(found.rank.to(device), found.horizon.to(device), found.clique.to(device))
-    slot = torch.arange(place.shape[1]).expand_as(place)
-    real = place < pad
-    ranks = torch.where(real, rank(place), HIDDEN)
-    horizon = torch.where(real, rank(place), -1)
-    clique = torch.where(real, -1, slot)
-    if hide_masks:
-        num_clean = clean.shape[1]
-        is_mask = slot >= num_clean
-        ranks = torch.where(is_mask, HIDDEN, ranks)
-        first = rank(masks[:, :1]) - 1
-        horizon = torch.where(is_mask & real, first, horizon)
-        clique = torch.where(is_mask, slot, clique)
-    found = hide_copies(Visibility(ranks, horizon, clique), copies, clean.shape[1])
-    return Visibility(found.rank.to(device), found.horizon.to(device), found.clique.to(device))
-
-
 def ordered(
     net: Network,
     x: Tensor,
@@ -167,40 +114,18 @@ def ordered(
     x [B, L] holds the given tokens at their positions. prefix: the given tokens see each other (variant A). shift:
     shifted queries take the place of masks, and x begins with a start token.
     """
-    batch, length = x.shape
-    device = x.device
     queries = Queries.of(schedule.sigma, choose.mask_id, shift, padded=True)
-    tokens = F.pad(x.cpu().gather(1, schedule.sigma), (0, 1), value=choose.mask_id).to(device)
-    even = bool((schedule.sizes == schedule.sizes[:1]).all() and (schedule.given == schedule.given[:1]).all())
-    begin, count = torch.zeros_like(schedule.given), schedule.given
-    starts = schedule.starts
-    lengths = torch.zeros_like(count)
+    alike = bool((schedule.sizes == schedule.sizes[:1]).all() and (schedule.given == schedule.given[:1]).all())
+    passes = (Even if alike else Ragged)(x, schedule, queries, hide_masks, prefix)
     if cache is None:
-        cache = net.new_cache(batch, capacity(schedule))
-    rank = functools.partial(_prefix_rank, schedule.given[: 1 if even else None, None] if prefix else 1)
+        cache = net.new_cache(len(x), capacity(schedule))
     for k in range(int(schedule.nfe.max())):
-        size = schedule.sizes[:, k]
-        most = int(count.max())
-        clean = places(begin, count, most, length, even)
-        masks = places(starts[:, k], size, int(size.max()), length, even)
-        asked = queries.ask(tokens, masks, starts[:, k, None])
-        rows = slice(0, 1) if even else slice(None)
-        labels = _labels(clean[rows], masks[rows], length, rank, hide_masks, one_row(asked.copies), device, even)
-        position = torch.cat([queries.sigma.gather(1, clean), asked.position], 1)
-        fed = torch.cat([tokens.gather(1, clean.to(device)), asked.tokens], 1)
-        logits = yield from call(net, fed, position.to(device), labels, Rows(slice(most, fed.shape[1])), cache)
-        lengths = lengths + count
-        cache.commit(most) if even else cache.commit(count.to(device), most, int(lengths.max()))
-        at = queries.sigma.gather(1, masks)
-        token = choose.grid(logits, at)
-        tokens.scatter_(1, masks.to(device), token)
-        yield Step(at, token, masks < length)
-        begin, count = starts[:, k], size
-
-
-def one_row(copies: Tensor | None) -> Tensor | None:
-    """Copies, bool [B, M], as one row if all rows are alike: then a mask needs no batch dimension."""
-    return copies[:1] if copies is not None and bool((copies == copies[:1]).all()) else copies
+        fed = passes.feed(k)
+        rows = Rows(slice(fed.num_clean, fed.tokens.shape[1]))
+        logits = yield from call(net, fed.tokens, fed.position, fed.visibility, rows, cache)
+        token = choose.grid(logits, fed.at)
+        passes.write(k, token, cache)
+        yield Step(fed.at, token, fed.drawn)
 
 
 def prefix_ordered(
@@ -219,12 +144,12 @@ def prefix_ordered(
         clean = places(torch.zeros_like(start), start, int(start.max()), length)
         masks = places(start, size, int(size.max()), length)
         asked = queries.ask(tokens.gather(1, schedule.sigma.to(x.device)), masks, start[:, None])
-        rank = functools.partial(_prefix_rank, start[:, None])
-        labels = _labels(clean, masks, length, rank, hide_masks, asked.copies, x.device)
+        rank = functools.partial(prefix_rank, start[:, None])
+        seen = labels(clean, masks, length, rank, hide_masks, asked.copies, x.device)
         position = queries.sigma.gather(1, clean)
         fed = torch.cat([tokens.gather(1, position.to(x.device)), asked.tokens], 1)
         position = torch.cat([position, asked.position], 1).to(x.device)
-        logits = yield from call(net, fed, position, labels, Rows(slice(clean.shape[1], fed.shape[1])))
+        logits = yield from call(net, fed, position, seen, Rows(slice(clean.shape[1], fed.shape[1])))
         at, drawn = queries.sigma.gather(1, masks), masks < length
         token = choose.grid(logits, at)
         _write(tokens, at, token, drawn)

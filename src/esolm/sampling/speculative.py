@@ -22,7 +22,8 @@ from ..core.visibility import HIDDEN, Visibility, hide_copies
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.protocol import Network
-from .loops import Chooser, one_row, places
+from .feeds import one_row, places
+from .loops import Chooser
 from .passes import call
 from .request import Drafts, Step
 
