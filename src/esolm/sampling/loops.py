@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.protocol import Network
 from .feeds import Even, Ragged, capacity, labels, places, prefix_rank
-from .passes import call
+from .passes import Deferred, Drawing, call
 from .request import Request, Step
 
 
@@ -54,20 +55,40 @@ class Chooser:
     def __call__(self, logits: Tensor, row: Tensor, position: Tensor) -> Tensor:
         """logits [R, V], row and position int [R] -> tokens int [R]."""
 
-        def at(attempt: int) -> Tensor:
-            return self.uniform(attempt, row, position, logits.device)
+        return self.draw(logits, self.drawing(row, position, logits.device).uniform, self.mask_id)
 
-        return self.draw(logits, at, self.mask_id)
+    def drawing(self, row: Tensor, position: Tensor, device: torch.device) -> Drawing:
+        """How the tokens of these positions are drawn."""
+        return Drawing(self.draw, lambda attempt: self.uniform(attempt, row, position, device), self.mask_id)
 
     def uniform(self, purpose: int | str, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
         """The uniform draws of positions for one purpose, float64 [R]."""
         row, position = row.cpu() + self.rng.first, position.cpu() - self.prepended
         return to_device(uniform(fold(self.rng.key, purpose), row, position), device)
 
-    def grid(self, logits: Tensor, position: Tensor) -> Tensor:
-        """logits [B, m, V], position int [B, m] -> tokens int [B, m]."""
-        row = torch.arange(len(position))[:, None].expand_as(position)
-        return self(logits.flatten(0, 1), row.flatten(), position.flatten()).view(position.shape)
+
+def picked(
+    net: Network,
+    choose: Chooser,
+    row: Tensor,
+    at: Tensor,
+    tokens: Tensor,
+    position: Tensor,
+    visibility: Visibility,
+    out: Rows,
+    cache: KVCache | None = None,
+) -> Generator[Any, Tensor, Tensor]:
+    """The tokens at positions `at` of `row`, both int [R] or [B, m], drawn from the logits of one pass; see `call`."""
+    drawing = choose.drawing(row.flatten(), at.flatten(), tokens.device) if isinstance(net, Deferred) else None
+    found = yield from call(net, tokens, position, visibility, out, cache, drawing=drawing)
+    if drawing is None:
+        found = choose(found.flatten(0, -2), row.flatten(), at.flatten())
+    return found.view(at.shape)
+
+
+def row_of(at: Tensor) -> Tensor:
+    """The row of each of the positions int [B, m]."""
+    return torch.arange(len(at))[:, None].expand_as(at)
 
 
 def any_order_plan(
@@ -122,8 +143,8 @@ def ordered(
     for k in range(int(schedule.nfe.max())):
         fed = passes.feed(k)
         rows = Rows(slice(fed.num_clean, fed.tokens.shape[1]))
-        logits = yield from call(net, fed.tokens, fed.position, fed.visibility, rows, cache)
-        token = choose.grid(logits, fed.at)
+        asked = fed.tokens, fed.position, fed.visibility, rows, cache
+        token = yield from picked(net, choose, row_of(fed.at), fed.at, *asked)
         passes.write(k, token, cache)
         yield Step(fed.at, token, fed.drawn)
 
@@ -149,9 +170,9 @@ def prefix_ordered(
         position = queries.sigma.gather(1, clean)
         fed = torch.cat([tokens.gather(1, position.to(x.device)), asked.tokens], 1)
         position = torch.cat([position, asked.position], 1).to(x.device)
-        logits = yield from call(net, fed, position, seen, Rows(slice(clean.shape[1], fed.shape[1])))
         at, drawn = queries.sigma.gather(1, masks), masks < length
-        token = choose.grid(logits, at)
+        rows = Rows(slice(clean.shape[1], fed.shape[1]))
+        token = yield from picked(net, choose, row_of(at), at, fed, position, seen, rows)
         _write(tokens, at, token, drawn)
         yield Step(at, token, drawn)
     # The sequential phase, with everything so far given.
@@ -188,7 +209,7 @@ def bidirectional(net: Network, x: Tensor, valid: Tensor, schedule: Schedule, ch
         at, drawn = sigma.gather(1, masks), masks < length
         row = torch.arange(len(x))[:, None].expand_as(at)[drawn]
         out = Rows(slice(0, length), (row * length + at[drawn]).to(x.device))
-        chosen = choose((yield from call(net, tokens, position, visibility, out)), row, at[drawn])
+        chosen = yield from picked(net, choose, row, at[drawn], tokens, position, visibility, out)
         token = torch.zeros_like(at, device=x.device)
         token[drawn.to(x.device)] = chosen
         _write(tokens, at, token, drawn)
@@ -217,11 +238,11 @@ def left_to_right(
         place = place.clamp_max(x.shape[1] - 1).to(device)
         last = torch.arange(batch) * most + (count - 1).clamp_min(0)
         rows = Rows(slice(0, most), last.to(device))
-        logits = yield from call(net, before.gather(1, place), place, labels, rows, cache)
+        position = at.clamp_max(x.shape[1] - 1)
+        fed = before.gather(1, place)
+        token = yield from picked(net, choose, torch.arange(batch), position, fed, place, labels, rows, cache)
         done = done + count
         cache.commit(most) if even else cache.commit(count.to(device), most, int(done.max()))
-        position = at.clamp_max(x.shape[1] - 1)
-        token = choose(logits, torch.arange(batch), position)
         before[drawn.nonzero()[:, 0].to(device), position[drawn].to(device) + 1] = token[drawn.to(device)]
         yield Step(position[:, None], token[:, None], drawn[:, None])
         begin, count = at + 1, (at + 1 < lengths).long()
@@ -254,12 +275,13 @@ def blockwise(
             labels = _block_labels(position // block_size, first // block_size)
             if not bool(valid.all()):
                 labels = hide(labels, valid[:, fed].to(device))
-            logits = yield from call(net, tokens[:, fed], position.expand(batch, -1), labels, rows, cache)
+            asked = tokens[:, fed], position.expand(batch, -1), labels, rows, cache
+            chosen = yield from picked(net, choose, row, column + first, *asked)
             if waiting:
                 cache.commit(waiting * block_size)
                 waiting = 0
             token = torch.zeros_like(at).to(device)
-            token[drawn.to(device)] = choose(logits, row, column + first)
+            token[drawn.to(device)] = chosen
             _write(tokens, at, token, drawn)
             yield Step(at, token, drawn)
         waiting += 1

@@ -1,7 +1,7 @@
 """Network calls that a sampling loop can leave to others, so that several loops share a pass.
 
 A loop writes `logits = yield from call(net, …)`. With an ordinary network this is a call. With a `Deferred` one the
-loop yields a `Pass` and goes on when it is sent the logits.
+loop yields a `Pass` and goes on when it is sent the logits, or the tokens drawn from them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.draw import Draw
 from ..core.visibility import Packed, Visibility
 from ..net.cache import KVCache
 from ..net.config import DenoiserConfig
@@ -19,6 +20,14 @@ from ..net.denoiser import Rows
 from ..net.head import Scoring
 from ..net.protocol import Network
 from .request import Step
+
+
+class Drawing(NamedTuple):
+    """How tokens are drawn from the logits of a pass, so that the tokens of several loops can be drawn at once."""
+
+    draw: Draw
+    uniform: Callable[[int], Tensor]  # attempt -> float64 [R]
+    mask_id: int
 
 
 class Pass(NamedTuple):
@@ -30,6 +39,7 @@ class Pass(NamedTuple):
     cache: KVCache | None
     out: Rows
     time: Tensor | None = None
+    drawing: Drawing | None = None  # the loop waits for tokens, int [R], instead of logits
 
 
 class Deferred:
@@ -72,10 +82,14 @@ def call(
     out: Rows,
     cache: KVCache | None = None,
     time: Tensor | None = None,
+    drawing: Drawing | None = None,
 ) -> Generator[Any, Tensor, Tensor]:
-    """The logits of one pass. Yields a `Pass` if the network is deferred, and otherwise nothing."""
+    """The logits of one pass. Yields a `Pass` if the network is deferred, and otherwise nothing.
+
+    drawing: with a deferred network, the tokens drawn from the logits instead.
+    """
     if isinstance(net, Deferred):
-        return (yield Pass(tokens, position, visibility, cache, out, time))
+        return (yield Pass(tokens, position, visibility, cache, out, time, drawing))
     return net(tokens, position, visibility, time=time, cache=cache, out=out)
 
 

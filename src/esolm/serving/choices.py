@@ -22,14 +22,26 @@ class Choice:
     def __init__(self, index: int, start: int, count: int, stops: Sequence[str], tokenizer: Tokenizer) -> None:
         self.index, self.start, self.count, self.stops, self.tokenizer = index, start, count, stops, tokenizer
         self.generation: Generation | None = None
-        self.text, self.reason = "", None  # type: tuple[str, str | None]
+        self.reason: str | None = None
         self.ids: list[int] = []
+        self._text: str | None = ""  # None: that of the ids, decoded when it is asked for
         self._taken = self._tokens_taken = 0
 
     @property
     def before(self) -> int | None:
         """The token before the completion."""
         return self.generation.tokens[self.start - 1] if self.generation is not None and self.start else None
+
+    @property
+    def text(self) -> str:
+        """The final text so far."""
+        if self._text is None:
+            self._text = self._decoded(self.ids)
+        return self._text
+
+    def _decoded(self, ids: list[int]) -> str:
+        before = self.before
+        return self.tokenizer.decode(ids) if before is None else self.tokenizer.decode_after(ids, before)
 
     def ended(self) -> bool:
         """Read the final tokens; whether the text has ended. Called on the thread of the engine, and only there."""
@@ -46,13 +58,12 @@ class Choice:
             ids, ended = ids[: self.count], False
         if len(ids) == len(self.ids) and not ended and len(ids) < self.count:
             return
-        before = self.before
-        text = self.tokenizer.decode(ids) if before is None else self.tokenizer.decode_after(ids, before)
-        reason = "stop" if ended else "length" if len(ids) == self.count else None
-        found = [at for at in (text.find(stop) for stop in self.stops) if at >= 0]
-        if found:
-            text, reason = text[: min(found)], "stop"
-        self.ids, self.text, self.reason = ids, text, reason
+        reason, text = "stop" if ended else "length" if len(ids) == self.count else None, None
+        if self.stops:
+            text = self._decoded(ids)
+            if found := [at for at in (text.find(stop) for stop in self.stops) if at >= 0]:
+                text, reason = text[: min(found)], "stop"
+        self.ids, self._text, self.reason = ids, text, reason
 
     def take(self) -> str:
         """The part of the text that is certain and was not taken before."""

@@ -108,7 +108,7 @@ class Engine:
                 generation.end(FAILED, each.error)
             elif each.finished:
                 before = len(generation.chosen)
-                self._wait_for(generation, generation.resume(each.logits))
+                self._wait_for(generation, generation.resume(each.logits, each.tokens))
                 self.committed += len(generation.chosen) - before
         self._retire()
         return True

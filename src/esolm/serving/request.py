@@ -96,12 +96,16 @@ class Generation:
         self._steps = found
         return self.resume(None)
 
-    def resume(self, logits: Tensor | None) -> Pass | None:
-        """Go on with the logits of the last pass; returns the next one, or None at the end."""
+    def resume(self, logits: Tensor | None, tokens: Tensor | BadLogits | None = None) -> Pass | None:
+        """Go on with the logits of the last pass, and the tokens drawn from them if the pass asked for tokens, or why
+        none could be; returns the next pass, or None at the end."""
         assert self._steps is not None, "resume before start"
         self._logits, self.passes = logits, self.passes + (logits is not None)
         try:
-            item = next(self._steps) if logits is None else self._steps.send(logits)
+            if isinstance(tokens, BadLogits):
+                raise tokens
+            answer = logits if tokens is None else tokens
+            item = next(self._steps) if answer is None else self._steps.send(answer)
             while not isinstance(item, Pass):
                 self._take(item)
                 if self.ended:

@@ -8,11 +8,13 @@ Shapes: B rows of a network call, N slots, R rows that get logits, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from ..core.draw import BadLogits, Draw
 from ..core.visibility import HIDDEN, Visibility
 from ..net.denoiser import Rows
 from ..net.protocol import Network
@@ -38,6 +40,7 @@ class Pending:
         slots = range(first, wanted.out.span.stop) if index is None else (first + i for i in index.tolist())
         self.out: list[int] = list(slots)
         self.found: list[Tensor] = []
+        self.tokens: Tensor | BadLogits | None = None  # drawn from the logits, if the call asks for it
         self.error: str | None = None
         self.leader: Pending | None = None  # has or computes the first `common` slots too
         self.common = 0
@@ -100,6 +103,7 @@ class Runner:
         groups = [*self._groups([fed for fed in cached if fed.pending.error is None]), *self._groups(others)]
         for group in groups:
             self._attempt(group)
+        draw_together([each for each in ready if each.error is None and each.finished])
 
     def _begin(self, fed: Fed) -> None:
         """Check that the call fits, and write its ranks behind the committed ones, where only later chunks see them."""
@@ -206,6 +210,32 @@ class Runner:
             self.reused += pending.common
         pending.leader = None
         return False
+
+
+def draw_together(pending: Sequence[Pending]) -> None:
+    """Draw the tokens of all calls that ask for it, at once for those that are drawn in the same way."""
+    alike: dict[tuple[Draw, int], list[Pending]] = {}
+    for each in pending:
+        if (drawing := each.wanted.drawing) is not None:
+            alike.setdefault((drawing.draw, drawing.mask_id), []).append(each)
+    for (draw, mask_id), group in alike.items():
+        logits = [each.logits.flatten(0, -2) for each in group]
+        uniforms = [each.wanted.drawing.uniform for each in group if each.wanted.drawing is not None]
+        try:
+            tokens = draw(torch.cat(logits), functools.partial(_joined, uniforms), mask_id)
+        except BadLogits as error:
+            if len(group) == 1:
+                group[0].tokens = error
+                continue
+            for each in group:  # so that the bad one fails alone
+                draw_together([each])
+        else:
+            for each, own in zip(group, tokens.split([len(rows) for rows in logits]), strict=True):
+                each.tokens = own
+
+
+def _joined(uniforms: Sequence[Callable[[int], Tensor]], attempt: int) -> Tensor:
+    return torch.cat([uniform(attempt) for uniform in uniforms])
 
 
 def _times(group: list[Fed]) -> Tensor | None:
