@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -19,6 +21,12 @@ def machine_precision() -> str:
     """The precision that `auto` selects on this machine, determined before anything else runs; sets one thread."""
     torch.set_num_threads(1)
     return machine.pick_precision("auto", torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_patterns(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compiled patterns are kept for the session, and not in the user's folder."""
+    os.environ["ESOLM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from esolm.data.tokenizer import tokenizer
-from esolm.model import LanguageModel, collect, load, until
+from esolm.model import LanguageModel, collect, load
 from esolm.sampling.events import Event, Samples
 from esolm.storage import checkpoint, folder
 from support import toy

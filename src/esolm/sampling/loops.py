@@ -8,65 +8,24 @@ Shapes: B batch, L length, K steps, m masks and c clean tokens fed at a step, V 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import order
-from ..core.draw import Draw
-from ..core.float64 import to_device
 from ..core.order import Schedule
 from ..core.query import Queries
-from ..core.randomness import Randomness, fold, uniform
+from ..core.randomness import Randomness
 from ..core.visibility import HIDDEN, Visibility, full, hide, hide_copies
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.protocol import Network
+from .chooser import Chooser
 from .passes import call
 from .request import Request, Step
-
-
-@dataclass(frozen=True)
-class Chooser:
-    """Draws tokens for positions; the uniform draw is a function of seed, row and position alone, and of the step in a
-    chain, which draws a position several times."""
-
-    draw: Draw
-    rng: Randomness
-    mask_id: int
-    prepended: int = 0  # tokens before the text; positions of the text do not count them
-
-    @classmethod
-    def of(cls, request: Request, rng: Randomness, mask_id: int) -> Chooser:
-        """The chooser of a request."""
-        return cls(request.draw, rng.at("token"), mask_id)
-
-    def at(self, step: int) -> Chooser:
-        """The chooser of one step of a chain, with draws of its own."""
-        return dataclasses.replace(self, rng=self.rng.at(step))
-
-    def __call__(self, logits: Tensor, row: Tensor, position: Tensor) -> Tensor:
-        """logits [R, V], row and position int [R] -> tokens int [R]."""
-
-        def at(attempt: int) -> Tensor:
-            return self.uniform(attempt, row, position, logits.device)
-
-        return self.draw(logits, at, self.mask_id)
-
-    def uniform(self, purpose: int | str, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
-        """The uniform draws of positions for one purpose, float64 [R]."""
-        row, position = row.cpu() + self.rng.first, position.cpu() - self.prepended
-        return to_device(uniform(fold(self.rng.key, purpose), row, position), device)
-
-    def grid(self, logits: Tensor, position: Tensor) -> Tensor:
-        """logits [B, m, V], position int [B, m] -> tokens int [B, m]."""
-        row = torch.arange(len(position))[:, None].expand_as(position)
-        return self(logits.flatten(0, 1), row.flatten(), position.flatten()).view(position.shape)
 
 
 def any_order_plan(
@@ -191,10 +150,10 @@ def ordered(
         logits = yield from call(net, fed, position.to(device), labels, Rows(slice(most, fed.shape[1])), cache)
         lengths = lengths + count
         cache.commit(most) if even else cache.commit(count.to(device), most, int(lengths.max()))
-        at = queries.sigma.gather(1, masks)
-        token = choose.grid(logits, at)
+        at, drawn = queries.sigma.gather(1, masks), masks < length
+        token = choose.grid(logits, at, drawn)
         tokens.scatter_(1, masks.to(device), token)
-        yield Step(at, token, masks < length)
+        yield Step(at, token, drawn)
         begin, count = starts[:, k], size
 
 
@@ -226,7 +185,7 @@ def prefix_ordered(
         position = torch.cat([position, asked.position], 1).to(x.device)
         logits = yield from call(net, fed, position, labels, Rows(slice(clean.shape[1], fed.shape[1])))
         at, drawn = queries.sigma.gather(1, masks), masks < length
-        token = choose.grid(logits, at)
+        token = choose.grid(logits, at, drawn)
         _write(tokens, at, token, drawn)
         yield Step(at, token, drawn)
     # The sequential phase, with everything so far given.
@@ -296,7 +255,7 @@ def left_to_right(
         done = done + count
         cache.commit(most) if even else cache.commit(count.to(device), most, int(done.max()))
         position = at.clamp_max(x.shape[1] - 1)
-        token = choose(logits, torch.arange(batch), position)
+        token = choose.grid(logits[:, None], position[:, None], drawn[:, None])[:, 0]
         before[drawn.nonzero()[:, 0].to(device), position[drawn].to(device) + 1] = token[drawn.to(device)]
         yield Step(position[:, None], token[:, None], drawn[:, None])
         begin, count = at + 1, (at + 1 < lengths).long()
