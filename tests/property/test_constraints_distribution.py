@@ -20,11 +20,13 @@ from esolm.constraints.guide import Limits
 from esolm.core import draw
 from esolm.core.draw import Draw
 from esolm.core.randomness import Randomness
+from esolm.generation.collect import log_weights
+from esolm.sampling.events import Samples
 from esolm.sampling.loops import Chooser
 from esolm.sampling.request import Request
 from support import toy
 from support.chance import ALARM, chance, given_the_plans, rows
-from support.naive import Plan, plan_of, run
+from support.naive import Naive, Plan, plan_of, run
 from support.patterns import Language, Matching
 
 N, L = 3000, 4
@@ -178,3 +180,23 @@ def test_log_q_is_the_probability_of_the_draws(options: dict[str, Any]) -> None:
         plan = plan_of(schedule, i) if options["sampler"] == "block" else one
         expected = naive("any").joint(plan, {})[tuple(tokens[i].tolist())]
         assert guide.log_q[i] == pytest.approx(math.log(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"sampler": "order"}, {"sampler": "block"}])
+def test_importance_weights_recover_the_model_given_a_match(options: dict[str, Any]) -> None:
+    """Of every text of the language: q(x) w(x) is the model's p(x | sigma), so that weighted means over samples
+    estimate the model conditioned on matching, and the mean weight the probability to match."""
+    name, own = SYSTEMS["any"]
+    plan = Plan((), tuple((i,) for i in SIGMA) if options["sampler"] == "order" else (SIGMA[:2], SIGMA[2:]), L)
+    one_by_one = Plan((), tuple((i,) for i in SIGMA), L)
+    q = naive("any").joint(plan, {})
+    p = Naive(NET, "any", MASK).joint(one_by_one, {})
+    texts = [list(x) for x in q]
+    steps = [[list(step) for step in plan.steps]] * len(texts)
+    log_q = [math.log(value) for value in q.values()]
+    samples = Samples([""] * len(texts), texts, [L] * len(texts), L, steps, 0.0, log_q=log_q)
+    weights = log_weights(NET, toy.make(name, MASK, **own), samples, batch_size=5)
+    assert (weights + torch.tensor(log_q)).exp().tolist() == pytest.approx([p[x] for x in q], rel=1e-6)
+    matching = sum(value for x, value in p.items() if LANGUAGE.matches(x))
+    assert sum(value * math.exp(w) for value, w in zip(q.values(), weights.tolist())) == pytest.approx(matching)
+    assert set(q) == {x for x in p if LANGUAGE.matches(x)}

@@ -105,6 +105,7 @@ def _compiled(pattern: Pattern, kept: _Kept) -> Steps:
     return Steps(found)
 
 
+@functools.lru_cache(maxsize=16)
 def byte_automaton(pattern: Pattern) -> ByteAutomaton:
     """The automaton over bytes, made by a process of its own. Raises ValueError."""
     request = {"lead": _escaped(pattern.lead), "states": MOST_STATES, "memory": MEMORY, "seconds": SECONDS}
