@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -36,6 +37,12 @@ def machine_precision() -> str:
     """The precision that `auto` selects on this machine, determined before anything else runs; sets one thread."""
     torch.set_num_threads(1)
     return machine.pick_precision("auto", torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_patterns(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compiled patterns are kept for the session, and not in the user's folder."""
+    os.environ["ESOLM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import esolm
 EXTRAS = {
     "accelerate", "datasets", "huggingface_hub", "lm_eval", "matplotlib", "rdkit", "tensorboard", "transformers",
     "wandb", "zstandard", "gguf", "llama_cpp", "peft", "fastapi", "uvicorn", "starlette", "pydantic", "ray",
+    "outlines_core",
 }  # fmt: skip
 SERVING = ("api", "bodies", "replies", "routes", "server")
 WRAPPERS = {

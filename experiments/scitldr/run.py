@@ -23,7 +23,8 @@ from esolm.likelihood import scoring as evaluate
 from esolm.likelihood.orders import padded
 from esolm.likelihood.texts import Sequences
 from esolm.metrics import overlap
-from esolm.model import LanguageModel, until
+from esolm.model import LanguageModel
+from esolm.sampling.events import until
 
 SEPARATOR = " TLDR:"
 

@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from .core.draw import BadLogits
+from .constraints.guide import Limits, Span
 from .core.order import Schedule
 from .core.randomness import Randomness, fold
 from .data import Message, Tokenizer
+from .generation.collect import collected, log_weights
+from .generation.lengths import BlankLengths, Lengths, Prior, lengths_of
+from .generation.limits import spans_of
+from .generation.rows import BLANK, Row, Size
+from .generation.run import run
 from .likelihood import orders
 from .likelihood.orders import LogProb
 from .net.native.engine import fold_for
 from .net.protocol import Network
 from .runtime import machine
-from .sampling.events import Event, Samples, Work, costs, until
+from .sampling.events import Event, Samples
 from .sampling.options import SamplingOptions
-from .sampling.request import Request, Step
+from .sampling.request import Request
 from .storage.models import read_model
 from .systems import System
 
@@ -35,10 +39,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .sampling.options import SamplingKeywords
-
-Row = list[int | None]
-"""The tokens of a sample: given ids, and None where a token is to be drawn."""
-BLANK = "____"
 
 
 def load(
@@ -108,7 +108,8 @@ class LanguageModel:
         **options: Unpack[SamplingKeywords],
     ) -> Iterator[Event]:
         """Generate as `sample` does, and yield an event after each step."""
-        return self._stream(*self._rows(prompt, num_samples, length, tokens), part, SamplingOptions(**options))
+        rows, total = self._rows(prompt, num_samples, length, tokens)
+        return self.stream_rows(rows, total, part, SamplingOptions(**options))
 
     def _rows(
         self,
@@ -149,51 +150,82 @@ class LanguageModel:
         self,
         text: str | Sequence[str],
         blank: str = BLANK,
-        tokens_per_blank: int | Sequence[int] = 8,
+        tokens_per_blank: Size | Sequence[Size] = 8,
         num_samples: int = 1,
+        length_prior: Prior | None = None,
+        length_choice: str = "draw",
         **options: Unpack[SamplingKeywords],
     ) -> Samples:
         """Fill in every blank of a text, or of several, `num_samples` times each.
 
         blank: what marks a blank, by default a run of four or more underscores.
+        tokens_per_blank: a number, or a range such as "1-12", for all blanks or for each. From a range each sample
+        draws its lengths by their probability given the text around (`blank_lengths`); length_choice `best` takes the
+        likeliest. length_prior: a weight for each length of the range, or by length; by default all are alike.
         options: the fields of `SamplingOptions`.
         """
-        events = self.infill_stream(text, blank, tokens_per_blank, num_samples, **options)
-        return collect(self, events, cut=False)
+        ask = (text, blank, tokens_per_blank, num_samples, None, length_prior, length_choice)
+        return collect(self, self.infill_stream(*ask, **options), cut=False)
 
     def infill_stream(
         self,
         text: str | Sequence[str],
         blank: str = BLANK,
-        tokens_per_blank: int | Sequence[int] = 8,
+        tokens_per_blank: Size | Sequence[Size] = 8,
         num_samples: int = 1,
         part: range | None = None,
+        length_prior: Prior | None = None,
+        length_choice: str = "draw",
         **options: Unpack[SamplingKeywords],
     ) -> Iterator[Event]:
         """Fill in as `infill` does, and yield an event after each step."""
         texts = [text] if isinstance(text, str) else list(text)
         if num_samples < 1:
             raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
-        rows = [self.row_with_blanks(each, blank, tokens_per_blank) for each in texts]
-        repeated = [row for row in rows for _ in range(num_samples)]
-        return self._stream(repeated, len(repeated), part, SamplingOptions(**options))
+        made = SamplingOptions(**options)
+        how = (blank, tokens_per_blank, made, length_prior)
+        samples = [range(i * num_samples, (i + 1) * num_samples) for i in range(len(texts))]
+        each = [self.blanked_rows(some, length_choice, one, *how) for some, one in zip(samples, texts, strict=True)]
+        rows, spans = ([item for found in lists for item in found] for lists in zip(*each, strict=True))
+        return self.stream_rows(rows, len(rows), part, made, spans)
 
-    def row_with_blanks(self, text: str, blank: str, tokens_per_blank: int | Sequence[int]) -> Row:
-        """The tokens of a text, with None for those of its blanks."""
-        parts = re.split(f"{BLANK}_*", text) if blank == BLANK else text.split(blank)
-        if self.tokenizer.spaced:  # the space before a blank is part of the word that fills it
-            parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
-        pieces = [self.tokenizer.encode(parts[0]), *map(self.tokenizer.encode_after, parts[1:])]
-        blanks = len(pieces) - 1
-        if not blanks:
-            raise ValueError(f"the text has no blank: mark what is to be filled in with {blank!r}")
-        sizes = [tokens_per_blank] * blanks if isinstance(tokens_per_blank, int) else list(tokens_per_blank)
-        if len(sizes) != blanks or min(sizes) < 1:
-            raise ValueError(f"tokens_per_blank is {sizes}; the text has {blanks} blanks, each of at least one token")
-        row = Row(pieces[0])
-        for size, piece in zip(sizes, pieces[1:], strict=True):
-            row += [*[None] * size, *piece]
-        return row
+    def blanked_rows(self, samples: range, choice: str, *text: Any) -> tuple[list[Row], list[list[Span]]]:
+        """The rows of samples of a text with blanks, and the spans of each that must match a pattern.
+
+        choice: length_choice. text: as in `generation.lengths.lengths_of`.
+        """
+        return self._lengths(*text).rows(choice, samples)
+
+    def _lengths(self, text: str, blank: str, size: Any, options: SamplingOptions, prior: Prior | None) -> Lengths:
+        found = lengths_of(self.net, self.system, self.tokenizer, text, blank, size, options, prior)
+        if found.open:  # a system that cannot fill in blanks says so
+            row = found.text.row([sizes[0] for sizes in found.candidates])
+            self.planned([row], len(row), options, 0, 1, [[]])
+        return found
+
+    def blank_lengths(
+        self,
+        text: str,
+        tokens_per_blank: Size | Sequence[Size],
+        blank: str = BLANK,
+        length_prior: Prior | None = None,
+        **options: Unpack[SamplingKeywords],
+    ) -> BlankLengths:
+        """The lengths that the blanks of a text may have, with their probability given the text around them.
+
+        The likelihood of the given tokens, at the positions that the lengths give them, times the prior.
+        """
+        text_of = (text, blank, tokens_per_blank, SamplingOptions(**options), length_prior)
+        return self._lengths(*text_of).compared
+
+    def log_weights(self, samples: Samples, batch_size: int = 32) -> Tensor:
+        """Importance weights log p(x | sigma) - log q(x | sigma) of samples with a regex or json_schema, float64 [n].
+
+        Means weighted by them estimate those of the model's samples that happen to match; the mean weight estimates
+        the probability to match. One order at a time: with orders that differ, the weights are comparable only if all
+        orders give the same model.
+        """
+        return log_weights(self.net, self.system, samples, batch_size)
 
     def log_prob(
         self,
@@ -212,19 +244,7 @@ class LanguageModel:
         texts = self._ids(text)
         if not texts or not all(texts):
             raise ValueError("there is no text to score: give at least one token for each")
-        contexts = [[]] if context is None else self._ids(context)
-        places = [list(p) if isinstance(p, Sequence) else p for p in given or ()]
-        each = places if places and isinstance(places[0], list) else [places]
-        if {len(contexts), len(each)} - {1, len(texts)}:
-            counts = f"{len(texts)} texts, {len(contexts)} contexts, {len(each)} given"
-            raise ValueError(f"{counts}: give one, or one for each")
-        rows, kept = [], []
-        for i, ids in enumerate(texts):
-            before, seen = contexts[i % len(contexts)], set(each[i % len(each)])
-            if not seen <= set(range(len(ids))):
-                raise ValueError(f"given positions {sorted(seen)} are not all among the text's 0 .. {len(ids) - 1}")
-            rows.append([*before, *ids])
-            kept.append([*[True] * len(before), *(p in seen for p in range(len(ids)))])
+        rows, kept = orders.conditional_rows(texts, [[]] if context is None else self._ids(context), given)
         if (longest := max(map(len, rows))) > (length := self.net.config.length):
             raise ValueError(f"a text of {longest} tokens; the model was trained on {length}: use rolling_log_prob")
         return orders.log_prob(self.net, self.at(alpha_0).system, rows, kept, **options)
@@ -268,18 +288,27 @@ class LanguageModel:
             if not 0 <= token < vocabulary or token == self.system.mask_id:
                 raise ValueError(f"token {token} is not one of the {vocabulary} ids of the vocabulary, or the mask")
 
-    def _stream(self, rows: list[Row], total: int, part: range | None, options: SamplingOptions) -> Iterator[Event]:
+    def stream_rows(
+        self,
+        rows: list[Row],
+        total: int,
+        part: range | None,
+        options: SamplingOptions,
+        spans: list[list[Span]] | None = None,
+    ) -> Iterator[Event]:
         """Sample rows[i % len(rows)] for each sample i of `part`, in batches that are made one after another."""
         self.check_rows(rows)
         part = range(total) if part is None else part
         longest, firsts = max(map(len, rows)), part[:: options.batch_size]
+        spans = [spans_of(self.tokenizer, row, options) for row in rows] if spans is None else spans
 
         def batch(first: int) -> tuple[Request, Schedule, Randomness]:
-            some = [rows[i % len(rows)] for i in range(first, min(first + options.batch_size, part.stop))]
-            return self.planned(some, longest, options, first, total)
+            some = [i % len(rows) for i in range(first, min(first + options.batch_size, part.stop))]
+            own = [spans[i] for i in some]
+            return self.planned([rows[i] for i in some], longest, options, first, total, own)
 
         begun = [batch(first) for first in firsts[:1]]  # a wrong request fails before any work
-        return self._run(itertools.chain(begun, map(batch, firsts[1:])))
+        return run(self.net, self.system, itertools.chain(begun, map(batch, firsts[1:])))
 
     def check_rows(self, rows: Sequence[Row]) -> None:
         """Raise ValueError unless the rows have known tokens and there is a token to draw."""
@@ -292,55 +321,30 @@ class LanguageModel:
             raise ValueError("every token is given, which leaves nothing to generate: raise length")
 
     def planned(
-        self, rows: Sequence[Row], longest: int, options: SamplingOptions, first: int, total: int
+        self,
+        rows: Sequence[Row],
+        longest: int,
+        options: SamplingOptions,
+        first: int,
+        total: int,
+        spans: Sequence[Sequence[Span]] | None = None,
     ) -> tuple[Request, Schedule, Randomness]:
-        """Samples first, first + 1, … of `total` as the system takes them, padded to `longest` tokens."""
+        """Samples first, first + 1, … of `total` as the system takes them, padded to `longest` tokens.
+
+        spans: of each row, what must match a pattern; by default what the options say about its runs of None.
+        """
+        spans = [spans_of(self.tokenizer, row, options) for row in rows] if spans is None else spans
+        limits = Limits(spans) if any(spans) else None
         lengths = torch.tensor([len(row) for row in rows])
         x = torch.tensor([[0 if t is None else t for t in row] + [0] * (longest - len(row)) for row in rows])
         given = torch.tensor([[t is not None for t in row] + [False] * (longest - len(row)) for row in rows])
-        request = Request(x.to(self.net.device), given, torch.arange(longest) < lengths[:, None], options)
+        valid = torch.arange(longest) < lengths[:, None]
+        request = Request(x.to(self.net.device), given, valid, options, limits=limits)
+        request.guide()  # a pattern that nothing matches fails before any work
         rng = Randomness(fold(options.seed, "sample"), first, total)
         return request, self.system.plan(request, rng), rng
-
-    def _run(self, batches: Iterable[tuple[Request, Schedule, Randomness]]) -> Iterator[Event]:
-        for request, schedule, rng in batches:
-            begin, first = time.perf_counter(), rng.first
-            tokens = torch.where(request.given, request.x.cpu(), self.system.mask_id)
-            if not schedule.nfe.any():  # all of this batch is given: one event that commits nothing
-                none = torch.zeros(len(tokens), 0, dtype=torch.long)
-                yield Event(0, schedule.sizes.shape[1], Step(none, none, none.bool()), tokens, schedule, first)
-                continue
-            iterator = self.system.sample(self.net, request, schedule, rng)
-            for k in range(1 << 62):
-                try:
-                    with torch.inference_mode():  # not held while the caller looks at an event
-                        step = next(iterator, None)
-                except BadLogits as error:
-                    raise ValueError(f"sampling failed at step {k} of samples from {first} on: {error}") from error
-                if step is None:
-                    break
-                row, column = step.drawn.nonzero(as_tuple=True)
-                tokens[row, step.position[row, column]] = step.token.cpu()[row, column]
-                yield Event(k, schedule.sizes.shape[1], step, tokens, schedule, first, time.perf_counter() - begin)
-                begin = time.perf_counter()
 
 
 def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Samples:
     """Run a stream to its end. cut: the text ends at the first end-of-sequence token that was generated."""
-    passes, last, seconds, work = 0, dict[int, Event](), 0.0, dict[int, Work]()
-    for event in events:
-        last[event.first] = event
-        passes += event.committed.drawn.shape[1] > 0
-        work.setdefault(event.first, Work()).add(event.committed)
-        seconds += event.seconds
-    texts, tokens, steps = [], [], []
-    for event, done in zip(last.values(), work.values(), strict=True):
-        schedule = event.schedule
-        for row, ids in enumerate(event.tokens.tolist()):
-            ids = ids[: int(schedule.lengths[row])]
-            tokens.append(ids)
-            steps.append(schedule.steps(row) if done.steps is None else done.steps[row])
-            drawn = set(schedule.free(row))
-            texts.append(lm.tokenizer.decode(until(ids, lm.tokenizer.eos_id, drawn) if cut else ids))
-    nfe, speculation, fed = costs(list(work.values()))
-    return Samples(texts, tokens, nfe, passes, steps, seconds, speculation, fed)
+    return collected(lm.tokenizer, events, cut)

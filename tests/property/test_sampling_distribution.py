@@ -23,7 +23,7 @@ from esolm.core.draw import Draw
 from esolm.core.order import Schedule
 from esolm.core.randomness import Randomness, uniform
 from esolm.net.conditionals import order_nats
-from esolm.sampling import loops as sampling
+from esolm.sampling import chooser
 from esolm.sampling.request import Request
 from support import engines, paper, toy
 from support.chance import ALARM, chance, given_the_plans, numbered, rows
@@ -257,7 +257,7 @@ def test_mdlm_first_hitting() -> None:
 
 def wrong(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     for name, value in changes.items():
-        monkeypatch.setattr(sampling, name, value)
+        monkeypatch.setattr(chooser, name, value)
 
 
 @pytest.mark.parametrize("kind", ["B", "A", "mdlm", "ar", "bd3lm2"])

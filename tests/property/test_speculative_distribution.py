@@ -21,8 +21,7 @@ from esolm.core.batch import Batch
 from esolm.core.draw import Draw
 from esolm.core.order import Schedule
 from esolm.core.randomness import Randomness
-from esolm.sampling import loops as sampling
-from esolm.sampling import speculative
+from esolm.sampling import chooser, speculative
 from esolm.sampling.request import Request
 from support import engines, toy
 from support.chance import ALARM, chance, given_the_plans, rows
@@ -230,10 +229,10 @@ def test_power_masks_that_see_a_draft_too_many(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_numbers_of_a_position_are_independent() -> None:
     """Drafts, judgements and replacements have numbers of their own: 1000 rows, correlations within 5 sigma."""
-    choose = sampling.Chooser(Draw(), RNG, MASK)
+    choose = chooser.Chooser(Draw(), RNG, MASK)
     row, at = torch.arange(1000), torch.zeros(1000, dtype=torch.long)
     device = torch.device("cpu")
     u = [choose.uniform(name, row, at, device) for name in ("accept", "residual")]
-    u.append(draw.inverse_cdf(torch.ones(1000, 1000), sampling.uniform(sampling.fold(RNG.key, 0), row, at)).double())
+    u.append(draw.inverse_cdf(torch.ones(1000, 1000), chooser.uniform(chooser.fold(RNG.key, 0), row, at)).double())
     for a, b in itertools.combinations(u, 2):
         assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 5 / 1000**0.5

@@ -72,6 +72,12 @@ def random_row(lm: LanguageModel, rng: random.Random) -> Row:
     return [rng.randint(97, 122) if i in given else None for i in range(length)]
 
 
+def samplers(lm: LanguageModel) -> list[str]:
+    """Those that the model has; variant A lacks some of its system's."""
+    every = list(lm.system.samplers)
+    return [name for name in every if lm.system.any_order or name not in ("speculative", "confidence", "threshold")]
+
+
 def random_options(lm: LanguageModel, rng: random.Random, length: int) -> SamplingOptions:
     """A sampler of the system with random values of the options that it takes."""
     values: dict[str, Any] = {

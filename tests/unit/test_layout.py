@@ -15,13 +15,14 @@ import esolm
 ROOT = Path(esolm.__file__).parent
 TESTS = Path(__file__).parents[1]
 PACKAGES = (
-    "core", "runtime", "net", "sampling", "systems", "data", "likelihood", "storage", "training", "model", "serving",
-    "metrics", "interop", "viz", "bench", "cli", "__main__",
+    "core", "runtime", "net", "constraints", "sampling", "systems", "data", "likelihood", "generation", "storage",
+    "training", "model", "serving", "metrics", "interop", "viz", "bench", "cli", "__main__",
 )  # fmt: skip
 """In import order: a package imports itself and the ones before it. `model` is a module."""
 EXTRAS = {
     "transformers", "datasets", "matplotlib", "rdkit", "lm_eval", "huggingface_hub", "tensorboard", "wandb",
     "zstandard", "gguf", "llama_cpp", "peft", "fastapi", "uvicorn", "pydantic", "starlette", "ray",
+    "outlines_core",
 }  # fmt: skip
 WRAPPERS = {
     "interop/hf": "transformers", "interop/harness": "lm_eval", "serving/api": "fastapi", "serving/bodies": "pydantic",

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from esolm.data.tokenizer import tokenizer
-from esolm.model import LanguageModel, collect, load, until
-from esolm.sampling.events import Event, Samples
+from esolm.model import LanguageModel, collect, load
+from esolm.sampling.events import Event, Samples, until
 from esolm.storage import checkpoint, folder
 from support import toy
 

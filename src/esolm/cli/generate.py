@@ -182,7 +182,9 @@ def joined(parts: list[Samples], seconds: float) -> Samples:
     names = [field.name for field in dataclasses.fields(Speculation)]
     speculation = Speculation(**{name: chain(name, tried) for name in names}) if tried else None
     fed = None if any(part.fed is None for part in parts) else chain("fed", parts)
-    return Samples(**rows, passes=sum(p.passes for p in parts), seconds=seconds, speculation=speculation, fed=fed)
+    log_q = None if any(part.log_q is None for part in parts) else chain("log_q", parts)
+    passes = sum(part.passes for part in parts)
+    return Samples(**rows, passes=passes, seconds=seconds, speculation=speculation, fed=fed, log_q=log_q)
 
 
 def records(lm: LanguageModel, job: Job, samples: Samples, first: int) -> Iterator[dict[str, Any]]:
@@ -256,7 +258,9 @@ def deliver(samples: Samples, options: Mapping[str, Any]) -> None:
         return
     made = dataclasses.asdict(samples)
     made["schedule"] = made.pop("steps")
-    for name in ("speculation", "fed"):
+    if made["log_q"] is not None:  # JSON has no NaN
+        made["log_q"] = [None if value != value else value for value in made["log_q"]]
+    for name in ("speculation", "fed", "log_q"):
         if made[name] is None:
             made.pop(name)
     request = {name: value for name, value in options.items() if name not in DELIVERY}

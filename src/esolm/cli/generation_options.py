@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..sampling.options import SamplingOptions
@@ -16,11 +17,18 @@ DELIVERY = ("json", "show", "out", "svg", "gif", "force")
 """Options that say where samples go, and do not change them."""
 
 
+PATTERNS = {"regex": "regular expression", "json_schema": "JSON schema, as text or as a file"}
+"""Options that may be given several times."""
+
+
 def add_options(made: Any) -> None:
     """Add the sampling options, and those that load the model and deliver the samples."""
     option = made.add_argument
     option("--num_samples", type=int, default=1, help="Number of samples.")
-    made.add_class_arguments(SamplingOptions)
+    made.add_class_arguments(SamplingOptions, skip=set(PATTERNS))
+    for name, kind in PATTERNS.items():
+        about = f"What is generated must match this {kind}; several times, one for each blank, empty where it is free."
+        option(f"--{name}", type=str, action="append", help=about)
     option("--device", type=str, default="auto", help="auto (a GPU if there is one), cpu, cuda or mps.")
     option("--precision", type=str, default="auto", help="float32, bf16, int8, int4, or auto: bf16 where it is fast.")
     option("--engine", type=str, default="auto", help="native, torch, or auto: native where it can be used.")
@@ -37,10 +45,27 @@ def add_options(made: Any) -> None:
 
 def run_generation(options: Mapping[str, Any], plan: Callable[[LanguageModel, Mapping[str, Any]], Job]) -> int:
     """Load the model and generate what `plan` returns."""
+    options = with_patterns(options)
     announce(f"loading {options['run']} …", quiet=options["json"])
     from .generate import generate
 
     return generate(options, plan)
+
+
+def with_patterns(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the content of schema files, and a single pattern not in a list."""
+    found = dict(options)
+    for name in PATTERNS:
+        given = [read_schema(each) if name == "json_schema" else each for each in found[name] or ()]
+        found[name] = given[0] if len(given) == 1 else given or None
+    return found
+
+
+def read_schema(text: str) -> str:
+    """A schema that is given as text, or the content of the file that is named."""
+    if text.lstrip()[:1] in ("{", "[", "") or not (path := Path(text)).is_file():
+        return text
+    return path.read_text(encoding="utf-8")
 
 
 def sampling_options(options: Mapping[str, Any]) -> SamplingOptions:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .generation_options import add_options, run_generation
+from ..sampling.options import SamplingOptions
+from .generation_options import add_options, run_generation, sampling_options
 from .parsing import parse, parser
 
 if TYPE_CHECKING:
     from ..model import LanguageModel
+    from ..sampling.events import Event
     from .generate import Job
 
 
@@ -20,8 +21,11 @@ def run(argv: Sequence[str]) -> int:
     made.add_argument("run", type=str, help="A run, a checkpoint, a model folder, or a bundled model by its name.")
     made.add_argument("text", type=str, help="The text, with blanks.")
     made.add_argument("--blank", type=str, default="____", help="Marks a blank; by default four or more underscores.")
-    sizes = "Tokens of every blank, or of each in turn, as in 3,5."
-    made.add_argument("--tokens_per_blank", type=list[int], default=[8], help=sizes)
+    sizes = "Tokens of every blank, or of each in turn, as in 3,5; a range such as 1-12 is chosen from by likelihood."
+    made.add_argument("--tokens_per_blank", type=list[int | str], default=[8], help=sizes)
+    weights = "A weight for each length of a range, as in 3,2,1; all are alike if it is not given."
+    made.add_argument("--length_prior", type=list[float] | None, help=weights)
+    made.add_argument("--length_choice", type=str, default="draw", help="draw lengths of a range, or take the best.")
     add_options(made)
     return run_generation(parse(made, argv), plan)
 
@@ -30,8 +34,12 @@ def plan(lm: LanguageModel, options: Mapping[str, Any]) -> Job:
     """The samples of one text."""
     from .generate import Job
 
-    text, blank, sizes, number = (options[key] for key in ("text", "blank", "tokens_per_blank", "num_samples"))
+    text, sizes, number = (options[key] for key in ("text", "tokens_per_blank", "num_samples"))
     per_blank = sizes[0] if len(sizes) == 1 else sizes
-    stream = functools.partial(lm.infill_stream, text, blank, per_blank, number)
-    length = len(lm.tokenizer.encode(text)) + max(sizes) * text.count(blank)
-    return Job(number, length, stream, lambda i: {"given": text}, cut=False)
+    asked = (text, options["blank"], per_blank, sampling_options(options), options["length_prior"])
+    rows, spans = lm.blanked_rows(range(number), options["length_choice"], *asked)
+
+    def stream(part: range, **settings: Any) -> Iterator[Event]:
+        return lm.stream_rows(rows, number, part, SamplingOptions(**settings), spans)
+
+    return Job(number, max(map(len, rows)), stream, lambda i: {"given": text}, cut=False)

@@ -20,6 +20,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from .documents import TooLittleText
 
 if TYPE_CHECKING:
+    from ..constraints.automaton import Vocabulary
     from .chat import ChatFormat
 
 EOS, MASK = "<|endoftext|>", "<|mask|>"
@@ -64,6 +65,13 @@ class Tokenizer:
     def spaced(self) -> bool:
         """Whether tokens include the space before a word, as in GPT-2's vocabulary."""
         return any(len(piece) > 1 and piece[0] in "\u0120\u2581" for piece in self.core.get_vocab())
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The text of every token, for automata; raises ValueError for tokenizers that have no such thing."""
+        from .pieces import vocabulary
+
+        return vocabulary(self)
 
     @functools.cached_property
     def chat(self) -> ChatFormat:

@@ -27,8 +27,9 @@ from ..core.randomness import fold
 from ..likelihood import scoring
 from ..likelihood.orders import padded, windows
 from ..likelihood.texts import Sequences
-from ..model import load, until
+from ..model import load
 from ..runtime.machine import pick_device
+from ..sampling.events import until
 
 DEFAULT_DEVICE = "cuda:0"
 """The default of the harness's command line, with or without a GPU."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -186,6 +187,26 @@ def log_prob(
     if exact or estimator == "iw":
         return LogProb(-estimators.bound(log_w), each, log_w, "exact" if exact else "bound")
     return LogProb(-estimators.jackknife(log_w, 2 if antithetic else 1), each, log_w, "estimate")
+
+
+def conditional_rows(
+    texts: Sequence[Sequence[int]], contexts: Sequence[Sequence[int]], given: Sequence[Any] | None
+) -> tuple[list[list[int]], list[list[bool]]]:
+    """Texts after their contexts, and which tokens of each are given: the context, and the positions `given` of the
+    text. Contexts and given are one for all texts, or one for each. Raises ValueError."""
+    places = [list(p) if isinstance(p, Sequence) else p for p in given or ()]
+    each = places if places and isinstance(places[0], list) else [places]
+    if {len(contexts), len(each)} - {1, len(texts)}:
+        counts = f"{len(texts)} texts, {len(contexts)} contexts, {len(each)} given"
+        raise ValueError(f"{counts}: give one, or one for each")
+    rows, kept = [], []
+    for i, ids in enumerate(texts):
+        before, seen = contexts[i % len(contexts)], set(each[i % len(each)])
+        if not seen <= set(range(len(ids))):
+            raise ValueError(f"given positions {sorted(seen)} are not all among the text's 0 .. {len(ids) - 1}")
+        rows.append([*before, *ids])
+        kept.append([*[True] * len(before), *(p in seen for p in range(len(ids)))])
+    return rows, kept
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 from ..data import Loader
 from ..data.manifest import FILE as MANIFEST
-from ..model import until
 from ..runtime.progress import track
+from ..sampling.events import until
 from .outside_models import UNLIMITED, batches, is_causal, load_causal, load_encoder
 from .samples import read_records, read_samples
 

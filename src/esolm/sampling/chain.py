@@ -67,6 +67,7 @@ def chain_plan(
     most: the steps of the forward process, if it has a number of them; a chain can skip some.
     """
     request.choose_sampler(system, samplers, default)
+    request.refuse_limits(system, "which draws tokens again")
     num_steps = request.options.num_steps
     if most is not None and num_steps is not None and num_steps > most:
         raise ValueError(f"num_steps is {num_steps}; this model has {most} steps, and can skip some of them")

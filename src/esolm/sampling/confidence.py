@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,7 +26,7 @@ from ..core.randomness import Randomness
 from ..core.visibility import full
 from ..net.denoiser import Rows
 from ..net.protocol import Network
-from .loops import Chooser
+from .chooser import Chooser, restricted
 from .options import SamplingOptions
 from .passes import call
 from .request import Candidates, Request, Step
@@ -87,16 +88,37 @@ class Rule:
         """What pass `number` keeps; logits [R, V] of the candidates at `at`, int [B, C], padded with L."""
         row, column = (at < NEVER).nonzero(as_tuple=True)
         position = at[row, column]
-        fresh = dataclasses.replace(choose, rng=choose.rng.at(number))
+        if choose.guide is not None:
+            logits = restricted(logits, choose.allowed(row, position, logits.shape[1]))
+        fresh = dataclasses.replace(choose, rng=choose.rng.at(number), guide=None)
         token = fresh(logits, row, position)
         drawn = torch.zeros_like(at, device=token.device)
         drawn[row.to(token.device), column.to(token.device)] = token
         sure = torch.full(at.shape, -torch.inf, dtype=torch.float64)
         sure[row, column] = confidence(logits, token, choose.mask_id, self.measure).cpu().double()
-        best, kept = self.pick(sure, size)
+        best, kept = fitting(choose, at, drawn, *self.pick(sure, size))
         real = at < NEVER
         candidates = Candidates(torch.where(real, at, 0), real, sure, best, fed)
         return Step(candidates.position.gather(1, best), drawn.gather(1, best.to(token.device)), kept, None, candidates)
+
+
+def fitting(choose: Chooser, at: Tensor, drawn: Tensor, best: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the picked candidates those that fit each other, surest first; the others are drawn again in a later pass.
+
+    at, drawn: positions and tokens of the candidates, int [B, C]; best, kept: as `Rule.pick` returns them.
+    """
+    if choose.guide is None:
+        return best, kept
+    kept = kept.clone()
+    choose.guide.log_q[:] = np.nan  # the order says something about the tokens
+    for row, column in kept.nonzero().tolist():
+        position, token = int(at[row, best[row, column]]) - choose.prepended, int(drawn[row, best[row, column]])
+        kept[row, column] = choose.guide.fits(row, position, token)
+        if kept[row, column]:
+            choose.guide.commit(*(torch.tensor([value]) for value in (row, position, token)))
+    first = (~kept).long().argsort(dim=1, stable=True)
+    most = int(kept.sum(1).max())
+    return best.gather(1, first)[:, :most], kept.gather(1, first)[:, :most]
 
 
 def grouped(confidence: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ class Event(NamedTuple):
     schedule: Schedule
     first: int  # index of the first sample of this batch
     seconds: float = 0.0  # spent in the model since the event before
+    log_q: Sequence[float] | None = None  # with a pattern: log-probability of the draws of each row so far
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Samples:
     seconds: float
     speculation: Speculation | None = None  # of sampler speculative
     fed: list[list[int]] | None = None  # of samplers confidence and threshold: positions fed at each step of each row
+    log_q: list[float] | None = None  # with a pattern: log-probability of all draws of a row; NaN where it is unknown
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -8,10 +8,8 @@ Shapes: B batch, L length, K steps, m masks and c clean tokens fed at a step, V 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,52 +17,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import order
-from ..core.draw import Draw
-from ..core.float64 import to_device
 from ..core.order import Schedule
 from ..core.query import Queries
-from ..core.randomness import Randomness, fold, uniform
+from ..core.randomness import Randomness
 from ..core.visibility import HIDDEN, Visibility, full, hide
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.protocol import Network
+from .chooser import Chooser
 from .feeds import Even, Ragged, capacity, labels, places, prefix_rank
-from .passes import Deferred, Drawing, call
+from .passes import Deferred, call
 from .request import Request, Step
-
-
-@dataclass(frozen=True)
-class Chooser:
-    """Draws tokens for positions; the uniform draw is a function of seed, row and position alone, and of the step in a
-    chain, which draws a position several times."""
-
-    draw: Draw
-    rng: Randomness
-    mask_id: int
-    prepended: int = 0  # tokens before the text; positions of the text do not count them
-
-    @classmethod
-    def of(cls, request: Request, rng: Randomness, mask_id: int) -> Chooser:
-        """The chooser of a request."""
-        return cls(request.draw, rng.at("token"), mask_id)
-
-    def at(self, step: int) -> Chooser:
-        """The chooser of one step of a chain, with draws of its own."""
-        return dataclasses.replace(self, rng=self.rng.at(step))
-
-    def __call__(self, logits: Tensor, row: Tensor, position: Tensor) -> Tensor:
-        """logits [R, V], row and position int [R] -> tokens int [R]."""
-
-        return self.draw(logits, self.drawing(row, position, logits.device).uniform, self.mask_id)
-
-    def drawing(self, row: Tensor, position: Tensor, device: torch.device) -> Drawing:
-        """How the tokens of these positions are drawn."""
-        return Drawing(self.draw, lambda attempt: self.uniform(attempt, row, position, device), self.mask_id)
-
-    def uniform(self, purpose: int | str, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
-        """The uniform draws of positions for one purpose, float64 [R]."""
-        row, position = row.cpu() + self.rng.first, position.cpu() - self.prepended
-        return to_device(uniform(fold(self.rng.key, purpose), row, position), device)
 
 
 def picked(
@@ -72,18 +35,27 @@ def picked(
     choose: Chooser,
     row: Tensor,
     at: Tensor,
+    real: Tensor | None,
     tokens: Tensor,
     position: Tensor,
     visibility: Visibility,
     out: Rows,
     cache: KVCache | None = None,
 ) -> Generator[Any, Tensor, Tensor]:
-    """The tokens at positions `at` of `row`, both int [R] or [B, m], drawn from the logits of one pass; see `call`."""
+    """The tokens at positions `at` of `row`, both int [R] or [B, m], drawn from the logits of one pass; see `call`.
+
+    real: bool; those where it is False mean nothing. None: all are real.
+    """
     drawing = choose.drawing(row.flatten(), at.flatten(), tokens.device) if isinstance(net, Deferred) else None
     found = yield from call(net, tokens, position, visibility, out, cache, drawing=drawing)
-    if drawing is None:
-        found = choose(found.flatten(0, -2), row.flatten(), at.flatten())
-    return found.view(at.shape)
+    if drawing is not None:
+        return found.view(at.shape)
+    logits = found.flatten(0, -2)
+    if choose.guide is None or real is None:
+        return choose(logits, row.flatten(), at.flatten()).view(at.shape)
+    token = torch.zeros(at.shape, dtype=torch.long, device=logits.device)
+    token[real.to(logits.device)] = choose(logits[real.flatten().to(logits.device)], row[real], at[real])
+    return token
 
 
 def row_of(at: Tensor) -> Tensor:
@@ -144,7 +116,7 @@ def ordered(
         fed = passes.feed(k)
         rows = Rows(slice(fed.num_clean, fed.tokens.shape[1]))
         asked = fed.tokens, fed.position, fed.visibility, rows, cache
-        token = yield from picked(net, choose, row_of(fed.at), fed.at, *asked)
+        token = yield from picked(net, choose, row_of(fed.at), fed.at, fed.drawn, *asked)
         passes.write(k, token, cache)
         yield Step(fed.at, token, fed.drawn)
 
@@ -172,7 +144,7 @@ def prefix_ordered(
         position = torch.cat([position, asked.position], 1).to(x.device)
         at, drawn = queries.sigma.gather(1, masks), masks < length
         rows = Rows(slice(clean.shape[1], fed.shape[1]))
-        token = yield from picked(net, choose, row_of(at), at, fed, position, seen, rows)
+        token = yield from picked(net, choose, row_of(at), at, drawn, fed, position, seen, rows)
         _write(tokens, at, token, drawn)
         yield Step(at, token, drawn)
     # The sequential phase, with everything so far given.
@@ -209,7 +181,7 @@ def bidirectional(net: Network, x: Tensor, valid: Tensor, schedule: Schedule, ch
         at, drawn = sigma.gather(1, masks), masks < length
         row = torch.arange(len(x))[:, None].expand_as(at)[drawn]
         out = Rows(slice(0, length), (row * length + at[drawn]).to(x.device))
-        chosen = yield from picked(net, choose, row, at[drawn], tokens, position, visibility, out)
+        chosen = yield from picked(net, choose, row, at[drawn], None, tokens, position, visibility, out)
         token = torch.zeros_like(at, device=x.device)
         token[drawn.to(x.device)] = chosen
         _write(tokens, at, token, drawn)
@@ -240,7 +212,7 @@ def left_to_right(
         rows = Rows(slice(0, most), last.to(device))
         position = at.clamp_max(x.shape[1] - 1)
         fed = before.gather(1, place)
-        token = yield from picked(net, choose, torch.arange(batch), position, fed, place, labels, rows, cache)
+        token = yield from picked(net, choose, torch.arange(batch), position, drawn, fed, place, labels, rows, cache)
         done = done + count
         cache.commit(most) if even else cache.commit(count.to(device), most, int(done.max()))
         before[drawn.nonzero()[:, 0].to(device), position[drawn].to(device) + 1] = token[drawn.to(device)]
@@ -276,7 +248,7 @@ def blockwise(
             if not bool(valid.all()):
                 labels = hide(labels, valid[:, fed].to(device))
             asked = tokens[:, fed], position.expand(batch, -1), labels, rows, cache
-            chosen = yield from picked(net, choose, row, column + first, *asked)
+            chosen = yield from picked(net, choose, row, column + first, None, *asked)
             if waiting:
                 cache.commit(waiting * block_size)
                 waiting = 0

@@ -5,9 +5,9 @@ Imports nothing heavy, so that `esolm sample --help` answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 OF_SOME_SAMPLERS = (
     "alpha_0", "num_steps", "parallelism", "order", "window", "confidence", "tau", "block_length", "cache", "refresh",
@@ -19,6 +19,7 @@ CHOICES = {
     "confidence": ("probability", "entropy", "margin"),
     "cache": ("none", "prefix", "dual", "delayed", "frozen"),
     "freeze": ("next_pass", "last_pass"),
+    "match": ("generated", "text"),
 }
 """Options that take one of several names."""
 
@@ -60,6 +61,14 @@ class SamplingOptions:
     does, from the pass that draws them, where they are still masks."""
     given_order: Literal["ascending", "random"] = "ascending"
     """Order among the given tokens."""
+    regex: str | Sequence[str | None] | None = None
+    """What is generated must match this regular expression; for a text with several blanks also one for each, null or
+    empty where anything may stand."""
+    json_schema: str | Mapping[str, Any] | Sequence[Any] | None = None
+    """What is generated must be JSON of this schema; as regex, one for all blanks or one for each."""
+    match: Literal["generated", "text"] | None = None
+    """What regex or json_schema describes: what is generated, which is each blank or what follows the prompt (null), or
+    the whole text with what is given in it."""
     temperature: float = 1.0
     """Divides the logits; 0 is greedy."""
     top_p: float = 1.0
@@ -102,6 +111,9 @@ class SamplingKeywords(TypedDict, total=False):
     refresh: int | None
     freeze: Literal["next_pass", "last_pass"] | None
     given_order: Literal["ascending", "random"]
+    regex: str | Sequence[str | None] | None
+    json_schema: str | Mapping[str, Any] | Sequence[Any] | None
+    match: Literal["generated", "text"] | None
     temperature: float
     top_p: float
     top_k: int | None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..constraints.guide import Guide, Limits
 from ..core.draw import Draw
 from .options import OF_SOME_SAMPLERS, SamplingOptions
 
@@ -64,6 +65,7 @@ class Request:
     options: SamplingOptions = field(default_factory=SamplingOptions)
     draw: Draw = None  # type: ignore[assignment]  # by default as the options say
     order: Tensor | None = None  # int [B|1, L]; by default that of the options
+    limits: Limits | None = None  # of each row, the spans that must match a pattern
 
     def __post_init__(self) -> None:
         o = self.options
@@ -71,6 +73,15 @@ class Request:
             object.__setattr__(self, "draw", Draw(o.temperature, o.top_p, o.top_k))
         if self.order is None and o.order is not None:
             object.__setattr__(self, "order", torch.tensor([o.order]))
+
+    def guide(self) -> Guide | None:
+        """A guide of its own for a run of the request, or None without limits. Raises ValueError if nothing matches."""
+        return None if self.limits is None else self.limits.begin(self.x, self.given)
+
+    def refuse_limits(self, system: str, why: str) -> None:
+        """Raise ValueError if the request has limits."""
+        if self.limits is not None:
+            raise ValueError(f"regex and json_schema are not possible with {system}, {why}: use a masked system")
 
     def choose_sampler(self, system: str, samplers: Mapping[str, tuple[str, ...]], default: str) -> str:
         """The requested sampler or the default; raises ValueError if the system lacks it or it ignores an option."""

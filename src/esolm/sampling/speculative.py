@@ -8,6 +8,7 @@ Shapes: B batch, L length, C clean tokens, D drafts and M masks of a row in a pa
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -22,8 +23,8 @@ from ..core.visibility import HIDDEN, Visibility, hide_copies
 from ..net.cache import KVCache
 from ..net.denoiser import Rows
 from ..net.protocol import Network
+from .chooser import Chooser, restricted
 from .feeds import one_row, places
-from .loops import Chooser
 from .passes import call
 from .request import Drafts, Step
 
@@ -40,6 +41,16 @@ def draft(choose: Chooser, logits: Tensor, row: Tensor, position: Tensor) -> Ten
     proposals after it still fit. Each draft is judged once, by the q it was last drawn from.
     """
     return choose(logits, row, position)
+
+
+def guided_draft(choose: Chooser, logits: Tensor, row: Tensor, position: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The same, and with a guide the tokens that were allowed, bool [R, V].
+
+    The drafts of a row fit each other. The guide itself learns only of those that are kept.
+    """
+    if choose.guide is None:
+        return draft(choose, logits, row, position), None
+    return dataclasses.replace(choose, guide=choose.guide.copy()).guided(logits, row, position)
 
 
 def accept(p: Tensor, q: Tensor, token: Tensor, u: Tensor) -> Tensor:
@@ -108,10 +119,12 @@ def speculative(
         place, position = drafts[row, column], sigma[row, drafts[row, column]]
 
         q = logits[where[row, place].to(device)]
-        guess = draft(choose, q, row, position)
+        guess, fits = guided_draft(choose, q, row, position)
         _write(tokens, row, place, guess)
         logits, where = yield from _forward(net, cache, tokens, queries, clean, masks, end)
         p = logits[where[row, place].to(device)]
+        if fits is not None:
+            p, q = restricted(p, fits), restricted(q, fits)
         p, q = (choose.draw.probabilities(t, choose.mask_id) for t in (p, q))
         kept = torch.zeros(drafts.shape, dtype=torch.bool)
         kept[row, column] = accept(p, q, guess, choose.uniform("accept", row, position, device)).cpu()
@@ -119,11 +132,15 @@ def speculative(
         fed = (clean < length).sum(1) + (masks < length).sum(1)
         tried = Drafts(sigma.gather(1, drafts), tokens.gather(1, drafts.to(device)), drafts < length, accepted, fed)
 
+        sure = (column < accepted[row]).nonzero()[:, 0]
+        choose.commit(row[sure], position[sure], guess[sure.to(device)], p[sure.to(device)])
         at, rejected = known + accepted, accepted < drafted
         again, it = rejected.nonzero()[:, 0], (drafted.cumsum(0) - drafted + accepted)[rejected]
         rest = residual(p[it.to(device)], q[it.to(device)])
         number = choose.uniform("residual", again, position[it], device)
-        _write(tokens, again, at[again], inverse_cdf(rest, number))
+        other = inverse_cdf(rest, number)
+        _write(tokens, again, at[again], other)
+        choose.commit(again, position[it], other, p[it.to(device)])
         exact = (live & ~rejected & (at < total)).nonzero()[:, 0]  # all drafts and the first proposal
         chosen = choose(logits[where[exact, at[exact]].to(device)], exact, sigma[exact, at[exact]])
         _write(tokens, exact, at[exact], chosen)

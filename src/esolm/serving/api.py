@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -13,13 +14,18 @@ try:
 except ImportError as error:
     raise ImportError("esolm.serving.api needs fastapi: pip install 'esolm[serve]'") from error
 
-from ..model import Row
+from ..constraints.guide import Span
+from ..data import Tokenizer
+from ..generation.limits import spans_of
+from ..generation.rows import Blanked, Row
+from ..sampling.options import SamplingOptions
 from . import bodies
 from .choices import Choice, completion_rows, infilled, step_event
 from .engine import Engine
 from .measures import Measures
 from .options import ServerOptions
 from .replies import END_OF_STREAM, ApiError, Group, failure, sse
+from .scores import on_engine
 
 
 class Server:
@@ -35,35 +41,50 @@ class Server:
             text = f"model is {name!r}; this server has {self.options.name!r}"
             raise ApiError(404, text, "model", "model_not_found")
 
-    def group(self, body: bodies.SamplingBody, rows: list[Row], top: int | None, choices: list[Choice] | None) -> Group:
-        """The generations of a request: body.n of each row."""
+    def sampling_options(self, body: bodies.SamplingBody) -> SamplingOptions:
+        """The options of a request; without a seed, a random one."""
+        return body.sampling_options(body.seed if body.seed is not None else secrets.randbits(53))
+
+    def group(
+        self,
+        body: bodies.SamplingBody,
+        options: SamplingOptions,
+        rows: list[Row],
+        spans: list[list[Span]],
+        top: int | None,
+        choices: list[Choice] | None,
+    ) -> Group:
+        """The generations of a request: body.n for each prompt, with a row and its constrained spans for each."""
         self.check_model(body.model)
-        total, most = len(rows) * body.n, min(self.options.max_n, self.engine.options.max_queue)
+        total, most = len(rows), min(self.options.max_n, self.engine.options.max_queue)
         if total > most:
             raise ApiError(400, f"{total} samples in one request; at most {most} are allowed", "n")
         group = Group(self.engine, self.measures, bool(body.stream), body.n)
-        options = body.sampling_options(body.seed if body.seed is not None else secrets.randbits(53))
         for i in range(total):
             ended = choices[i].ended if choices is not None else None
             more = {"top_logprobs": top, "listen": group.listener(i, ended), "seconds": self.options.timeout}
-            group.members.append(self.engine.generation(rows[i // body.n], options, i, total, **more))
+            group.members.append(self.engine.generation(rows[i], options, i, total, spans=spans[i], **more))
         return group
 
-    def completion(self, body: bodies.CompletionBody) -> tuple[Group, list[Choice]]:
+    async def completion(self, body: bodies.CompletionBody) -> tuple[Group, list[Choice]]:
         """The generations and choices of a completion."""
         most = 16 if body.max_tokens is None else body.max_tokens
         block = self.lm.system.block_size
         if most > self.engine.max_length:
             raise ApiError(400, f"max_tokens is {most}; at most {self.engine.max_length} are possible", "max_tokens")
         found = completion_rows(self.lm.tokenizer, body.prompts, body.suffix, most, block)
-        rows = [row for row, _, _ in found]
+        rows = [row for row, _, _ in found for _ in range(body.n)]
         if (longest := max(map(len, rows), default=0)) > self.engine.max_length:
             text = f"prompt, suffix and max_tokens are {longest} tokens; at most {self.engine.max_length} are possible"
             raise ApiError(400, text, "max_tokens", "context_length_exceeded")
         tokenizer = self.lm.tokenizer
         spans = [(start, count) for _, start, count in found for _ in range(body.n)]
         choices = [Choice(i, *span, body.stops, tokenizer) for i, span in enumerate(spans)]
-        group = self.group(body, rows, body.logprobs, choices)
+        options, limited = self.sampling_options(body), list[list[Span]]()
+        for row, start, count in found:
+            own = await compiled_spans(tokenizer, row, options, "all", [(start, start + count)])
+            limited += [own] * body.n
+        group = self.group(body, options, rows, limited, body.logprobs, choices)
         for choice, generation in zip(choices, group.members, strict=True):
             choice.generation = generation
         return group, choices
@@ -87,7 +108,7 @@ def head(server: Server, kind: str, group: Group) -> dict[str, Any]:
 
 async def complete(server: Server, body: bodies.CompletionBody, request: HttpRequest) -> Response:
     """Answer a request for completions."""
-    group, choices = server.completion(body)
+    group, choices = await server.completion(body)
     if body.stream:
         return await streamed(group, complete_stream(server, body, group, choices))
     async with group:
@@ -143,17 +164,47 @@ async def complete_stream(
 
 async def infill(server: Server, body: bodies.InfillBody, request: HttpRequest) -> Response:
     """Answer a request to fill in blanks or nulls."""
-    if body.text is not None:
-        row = server.lm.row_with_blanks(body.text, body.blank, body.tokens_per_blank)
-    else:
-        row = list(body.tokens or ())
-    group = server.group(body, [row], body.logprobs, None)
+    options = server.sampling_options(body)
+    rows, spans = await infill_rows(server, body, options, request)
+    group = server.group(body, options, rows, spans, body.logprobs, None)
     if body.stream:
         return await streamed(group, infill_stream(server, group))
     async with group:
         await group.finished(request)
     found = [infilled(i, generation) for i, generation in enumerate(group.members)]
     return JSONResponse({**head(server, "infill", group), "choices": found, "usage": server.usage(group, None)})
+
+
+async def infill_rows(
+    server: Server, body: bodies.InfillBody, options: SamplingOptions, request: HttpRequest
+) -> tuple[list[Row], list[list[Span]]]:
+    """The rows of the samples, and their spans that must match a pattern. Raises ValueError."""
+    lm = server.lm
+    if body.n > server.options.max_n:
+        raise ApiError(400, f"{body.n} samples in one request; at most {server.options.max_n} are allowed", "n")
+    if body.text is None:
+        row = list(body.tokens or ())
+        lm.check_rows([row])
+        spans = await compiled_spans(lm.tokenizer, row, options, "none")
+        return [row] * body.n, [spans] * body.n
+    cut = Blanked.of(lm.tokenizer, body.text, body.blank)
+    candidates = cut.candidates(body.tokens_per_blank)
+    most = len(cut.row([max(sizes) for sizes in candidates]))
+    if most > server.engine.max_length:
+        raise ApiError(400, f"{most} tokens with the blanks; at most {server.engine.max_length} are possible", "text")
+    asked = (body.text, body.blank, body.tokens_per_blank, options, body.length_prior)
+    sizes = [least[0] for least in candidates]
+    await compiled_spans(lm.tokenizer, cut.row(sizes), options, "none", cut.spans(sizes), cut.leads)
+    if all(len(sizes) == 1 for sizes in candidates):
+        return lm.blanked_rows(range(body.n), body.length_choice, *asked)
+    return await on_engine(server, lambda _: lm.blanked_rows(range(body.n), body.length_choice, *asked), request)
+
+
+async def compiled_spans(tokenizer: Tokenizer, row: Row, options: SamplingOptions, *more: Any) -> list[Span]:
+    """`spans_of` on a thread of its own: neither the event loop nor the engine waits while a pattern is compiled."""
+    if (options.regex, options.json_schema, options.match) == (None, None, None):
+        return []
+    return await asyncio.to_thread(spans_of, tokenizer, row, options, *more)
 
 
 async def infill_stream(server: Server, group: Group) -> AsyncIterator[str]:
@@ -201,7 +252,7 @@ async def llama_infill(server: Server, body: bodies.LlamaInfillBody, request: Ht
     own = {name: getattr(body, name) for name in bodies.SamplingBody.model_fields if name != "stream_positions"}
     own |= {"prompt": body.input_prefix + body.prompt, "suffix": body.input_suffix or None, "max_tokens": most}
     whole = bodies.CompletionBody(**{**own, "stop": body.stop, "n": 1})
-    group, choices = server.completion(whole)
+    group, choices = await server.completion(whole)
     if body.stream:
         return await streamed(group, _llama_stream(group, choices[0]))
     async with group:

@@ -57,6 +57,9 @@ class SamplingBody(BaseModel):
     cache: StrictStr | None = None
     order: TokenIds | None = None
     given_order: Literal["ascending", "random"] | None = None
+    regex: StrictStr | list[StrictStr | None] | None = None
+    json_schema: dict[str, Any] | list[dict[str, Any] | None] | None = None
+    match: Literal["generated", "text"] | None = None
 
     def sampling_options(self, seed: int) -> SamplingOptions:
         """The options as the library takes them; what is left out has its default."""
@@ -138,7 +141,9 @@ class InfillBody(SamplingBody):
 
     text: StrictStr | None = None
     blank: Annotated[StrictStr, Field(min_length=1)] = "____"
-    tokens_per_blank: StrictInt | list[StrictInt] = 8
+    tokens_per_blank: StrictInt | StrictStr | list[StrictInt | StrictStr] = 8
+    length_prior: list[Number] | None = None
+    length_choice: Literal["draw", "best"] = "draw"
     tokens: list[StrictInt | None] | None = None
     logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
 

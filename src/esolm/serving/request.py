@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..constraints.guide import Span
 from ..core.draw import BadLogits
 from ..core.order import Chain
 from ..model import LanguageModel, Row
@@ -40,7 +41,8 @@ class Generation:
 
     index, total: it is sample `index` of `total`. top_logprobs: report the log-probabilities of the tokens, and of as
     many others; None reports none. listen: called with this object and the new tokens after each step, and without
-    tokens when it has ended, on the thread of the engine. seconds: a time limit from now on.
+    tokens when it has ended, on the thread of the engine. seconds: a time limit from now on. spans: what must match a
+    pattern, by default as `lm.sample` has it.
     """
 
     def __init__(
@@ -54,10 +56,13 @@ class Generation:
         top_logprobs: int | None = None,
         listen: Callable[[Generation, Sequence[Chosen]], object] | None = None,
         seconds: float | None = None,
+        spans: Sequence[Span] | None = None,
     ) -> None:
         lm.check_rows([row])
         self.lm, self.options, self.top_logprobs, self.listen = lm, options, top_logprobs, listen
-        self.request, self.schedule, self.rng = lm.planned([row], len(row), options, index, total)
+        self.request, self.schedule, self.rng = lm.planned(
+            [row], len(row), options, index, total, None if spans is None else [spans]
+        )
         self.state: str = WAITING
         self.error: str | None = None
         self.tokens: list[int | None] = list(row)
@@ -113,10 +118,19 @@ class Generation:
                 item = next(self._steps)
             return item
         except StopIteration:
-            self.end(DONE)
+            self._finish()
         except Exception as error:  # whatever a loop raises ends its own request and no other
             self._fail(error)
         return None
+
+    def _finish(self) -> None:
+        try:
+            if self.request.limits is not None:
+                self.request.limits.check(self.lm.system.name)
+        except ValueError as error:
+            self._fail(error)
+        else:
+            self.end(DONE)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, ValueError | RuntimeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +23,6 @@ PART = 2048
 
 async def score(server: Server, body: ScoreBody, request: HttpRequest) -> dict[str, Any]:
     """The answer of /v1/score. Raises ValueError for what the model cannot score."""
-    from .replies import ApiError, unless_gone
-
     texts: list[Any] = [body.text] if isinstance(body.text, str) else list(body.text or body.tokens or ())
     work = len(texts) * body.num_orders
     if work > server.options.max_score:
@@ -45,14 +44,21 @@ async def score(server: Server, body: ScoreBody, request: HttpRequest) -> dict[s
         ]
         return {"object": "scores", "kind": found.kind, "num_orders": weights.shape[1], "data": data}
 
+    result = await on_engine(server, compute, request)
+    return {**result, "estimator": body.estimator, "model": server.options.name}
+
+
+async def on_engine(server: Server, compute: Callable[[Between], Any], request: HttpRequest) -> Any:
+    """What a function returns that calls the network, run on the engine's thread. Raises ApiError."""
+    from .replies import ApiError, unless_gone
+
     errand = server.engine.errand(compute, server.options.timeout)
     try:
-        result = await unless_gone(asyncio.wrap_future(errand.found), request)
+        return await unless_gone(asyncio.wrap_future(errand.found), request)
     except (TimeoutError, NotFinite) as error:
         raise ApiError(504 if isinstance(error, TimeoutError) else 500, str(error)) from error
     finally:
         errand.cancelled = True
-    return {**result, "estimator": body.estimator, "model": server.options.name}
 
 
 def standard_error(log_weights: torch.Tensor) -> torch.Tensor:
