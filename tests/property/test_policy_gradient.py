@@ -153,6 +153,10 @@ def test_the_loss_of_dpo_is_its_definition(kind: str, orders: int) -> None:
     objective = DpoObjective(Dpo(beta=0.3, orders=orders), system, Reference(other))
     batch, rng = PairBatches(pairs, 3).batch(0), Randomness(4, 0, 3)
     (term,) = objective.terms(net, batch, rng, True)
+    chosen, rejected = objective.log_p(net, batch, rng).chunk(2)
+    slope = -0.3 * (1 - (-term.nats.detach()[:, 0]).exp())  # d/du of -log sigmoid(0.3 (u - v))
+    wanted = gradient((slope * (chosen - rejected)).sum(), net)
+    torch.testing.assert_close(gradient(term.nats.sum(), net), wanted, rtol=1e-9, atol=1e-12)
     naive = [Naive(each, kind, MASK) for each in (net, other)]
     for b, pair in enumerate(pairs):
         ratios = []

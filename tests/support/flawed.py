@@ -26,6 +26,13 @@ def short(texts: list[str], rows: list[dict[str, Any]]) -> list[float]:
     return [1.0]
 
 
-def letters(texts: list[str], rows: list[dict[str, Any]]) -> list[float]:
-    """The share of the letter a."""
-    return [text.count("a") / max(len(text), 1) for text in texts]
+def even(texts: list[str], rows: list[dict[str, Any]]) -> list[float]:
+    """The share of characters with an even number."""
+    return [sum(ord(letter) % 2 == 0 for letter in text) / max(len(text), 1) for text in texts]
+
+
+def half(texts: list[str], rows: list[dict[str, Any]]) -> list[float]:
+    """Fails for one of two prompts, in three ways."""
+    if rows[0]["prompt"] == "b" and len(texts) == 1 and len(texts[0]) % 2:
+        raise RuntimeError("odd")
+    return [float("nan") if row["prompt"] == "b" else float(len(text)) for text, row in zip(texts, rows, strict=True)]

@@ -109,7 +109,8 @@ class DpoObjective:
         """As `System.terms`; in validation also the share of right pairs and the mean margin."""
         change = self.log_p(net, batch, rng)
         with torch.no_grad(), self.reference.active() as reference:
-            change = change - self.log_p(reference, batch, rng)
+            before = self.log_p(reference, batch, rng)
+        change = change - before
         parallel.forget(self.reference.net)
         chosen, rejected = change.chunk(2)
         margin = (self.options.beta * (chosen - rejected)).detach()

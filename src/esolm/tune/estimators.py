@@ -53,8 +53,3 @@ class Estimator:
     def _bound(self, net: Forward, batch: Batch, rng: Randomness) -> Tensor:
         terms = self.system.bound_over_times(net, batch.trimmed(), rng, independent=False)
         return torch.stack([term.nats for term in terms]).sum(0)
-
-    @property
-    def passes(self) -> int:
-        """Calls of the network."""
-        return self.draws if self.kind == "elbo" else 1

@@ -85,7 +85,7 @@ class GrpoObjective:
     def counts(self, scored: Tensor, rng: Randomness) -> dict[str, int]:
         """As `System.counts`."""
         number = len(scored) if self.options.per == "sequence" else int(scored.sum())
-        return dict.fromkeys(("policy", "kl")[: 1 if self.reference is None else 2], number)
+        return {"policy": number, **({} if self.reference is None else {"kl": number})}
 
     def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
         """As `System.terms`."""

@@ -55,13 +55,14 @@ def regex(texts: Sequence[str], rows: Rows, *, pattern: str) -> list[float]:
 
 
 def sudoku(texts: Sequence[str], rows: Rows, *, partial: float = 0.0) -> list[Parts]:
-    """1 for a 4 x 4 grid whose rows, columns and boxes hold 1 to 4 and that keeps the digits of the row's `puzzle`.
+    """1 for a 4 x 4 grid whose rows, columns and boxes hold 1 to 4 and that keeps the digits of the row's `puzzle`;
+    space, > and | are ignored.
 
     partial: the weight of the share of the twelve rows, columns and boxes that are right, in place of the rest.
     """
     found = []
     for text, row in zip(texts, rows, strict=True):
-        grid = re.sub(r"\s", "", text)
+        grid = re.sub(r"[\s>|]", "", text)
         kept = all(a == b for a, b in zip(grid, re.sub(r"\s", "", str(row.get("puzzle", "")))) if b in "1234")
         right = sum(sorted(grid[i] for i in unit) == list("1234") for unit in UNITS) if len(grid) == 16 else 0
         solved, share = float(right == len(UNITS) and kept), right / len(UNITS) if kept else 0.0

@@ -56,7 +56,8 @@ class TuneSession(Session):
         content = json.dumps(self.read(config), sort_keys=True).encode()
         ids = (net.vocab_size, stored.system.mask_id, text.eos_id, text.bos_id)
         request = {"rows": hashlib.sha256(content).hexdigest()}
-        return Manifest(config.data, text.name, text.sha256, *ids, net.length, "rows", {}, request)
+        name = Path(config.data).name or "one prompt"  # the folder may change
+        return Manifest(name, text.name, text.sha256, *ids, net.length, "rows", {}, request)
 
     def read(self, config: RunConfig) -> Any:
         """Read the data; returns what the run depends on, as JSON."""
