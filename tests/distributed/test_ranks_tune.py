@@ -33,7 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dpo", "dpo, lora, fsdp"])
+@pytest.mark.parametrize("kind", ["grpo", "dpo", pytest.param("dpo, lora, fsdp", marks=pytest.mark.slow)])
 def test_two_ranks_equal_one(base: Path, two: crew.Crew, tmp_path: Path, kind: str) -> None:
     name, *more = kind.split(", ")
     own = GRPO if name == "grpo" else (f"--data={base / 'pairs.jsonl'}",)
@@ -44,7 +44,7 @@ def test_two_ranks_equal_one(base: Path, two: crew.Crew, tmp_path: Path, kind: s
 
     assert cli.main(words(tmp_path / "one")) == 0
     sharded = ["--compute.parallel=fsdp"] if "fsdp" in more else []
-    codes = two(crew.command, words(tmp_path / "two", *sharded))
+    codes = two(crew.command_with_children, words(tmp_path / "two", *sharded))
     assert codes[0][0] == 0, codes
     assert_close(tmp_path / "two", tmp_path / "one")
     for file in sorted((tmp_path / "one" / "samples").glob("*.jsonl")):

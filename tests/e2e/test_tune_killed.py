@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from support.runs import make_run
 SCRIPT = Path(tiny.__file__)
 
 
-@pytest.mark.parametrize(("function", "call"), [("_write", 5), ("_prune", 1)])
+@pytest.mark.parametrize(("function", "call"), [("_write", 5), pytest.param("_prune", 1, marks=pytest.mark.slow)])
 def test_killed_with_sigkill(tmp_path: Path, function: str, call: int) -> None:
     """Inside the writing of a checkpoint, while training has gone on; its workers end too."""
     make_run(tmp_path / "base", length=10, alpha_0=0.5)
@@ -33,7 +34,9 @@ def test_killed_with_sigkill(tmp_path: Path, function: str, call: int) -> None:
 
     assert cli.main(words(tmp_path / "whole")) == 0
     argv = [sys.executable, str(SCRIPT), function, str(call), *words(tmp_path / "run")]
-    killed = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+    path = os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path}  # the reward is a module of the tests
+    killed = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, env=env)
     assert killed.returncode == -signal.SIGKILL, killed.stdout
     assert cli.main(words(tmp_path / "run")) == 0
     tiny.assert_same(tmp_path / "run", tmp_path / "whole")

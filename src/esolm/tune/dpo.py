@@ -107,11 +107,12 @@ class DpoObjective:
 
     def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
         """As `System.terms`; in validation also the share of right pairs and the mean margin."""
-        change = self.log_p(net, batch, rng)
+        # The reference first: with LoRA and FSDP it is the sharded network itself, which may not run between the two
+        # passes of a step.
         with torch.no_grad(), self.reference.active() as reference:
             before = self.log_p(reference, batch, rng)
-        change = change - before
         parallel.forget(self.reference.net)
+        change = self.log_p(net, batch, rng) - before
         chosen, rejected = change.chunk(2)
         margin = (self.options.beta * (chosen - rejected)).detach()
         values: dict[str, Any] = {"accuracy": (margin > 0), "margin": margin, "chosen": chosen, "rejected": rejected}
