@@ -89,6 +89,12 @@ def command(argv: list[str], flaw: str = "") -> tuple[int, str, str]:
     return status, out.getvalue(), err.getvalue()
 
 
+def command_with_children(argv: list[str]) -> tuple[int, str, str]:
+    """The same for a command that starts processes, which Python forbids to the daemons of a crew."""
+    mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    return command(argv)
+
+
 def full(path: Path) -> None:
     """Fail as on a full disk."""
     raise OSError(errno.ENOSPC, "No space left on device")

@@ -16,7 +16,7 @@ ROOT = Path(esolm.__file__).parent
 TESTS = Path(__file__).parents[1]
 PACKAGES = (
     "core", "runtime", "net", "constraints", "sampling", "systems", "data", "likelihood", "generation", "storage",
-    "training", "model", "serving", "metrics", "interop", "viz", "bench", "cli", "__main__",
+    "training", "model", "serving", "metrics", "tune", "interop", "viz", "bench", "cli", "__main__",
 )  # fmt: skip
 """In import order: a package imports itself and the ones before it. `model` is a module."""
 EXTRAS = {

@@ -20,6 +20,7 @@ COMMANDS = {
     "prepare": "Turn a corpus into token shards: esolm prepare CORPUS FOLDER [--tokenizer bpe:4096 --length 256].",
     "train": "Train a model or resume a run: esolm train PRESET|FILE.yaml [--data FOLDER --optim.lr 1e-3].",
     "adapt": "Adapt a left-to-right model to any order: esolm adapt MODEL RUN --data FOLDER.",
+    "tune": "Tune a model by rewards or preferences: esolm tune grpo|dpo MODEL RUN [--reward NAME --data FILE.jsonl].",
     "plan": "Memory, speed and traffic of a run on many GPUs: esolm plan PRESET [--gpus 64 --gpu_memory 80GB].",
     "info": "Describe a run, a checkpoint, a model or a data folder: esolm info FOLDER [--json].",
     "export": "Write a model folder with a model card: esolm export RUN OUT.",

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from ..runtime.dotted import flat
-from ..training.config import GROUPS, RunConfig, add_options, nearest, preset_names, read_preset
+from ..training.config import RunConfig, add_options, nearest, preset_names, read_preset
 from . import COMMANDS
 from .parsing import parse, parser
 
@@ -54,7 +54,7 @@ def read(
     own = set(flat(made.get_defaults().as_dict()))
     system = _named_system(options) or tree.get("system.name", "esolm")
     known = add_options(made, system)
-    _check_words(options, known)
+    check_words(options, known)
     if helping:
         made.set_defaults({key: value for key, value in tree.items() if key in known - {"system.name"}})
         parse(made, ["--help"])
@@ -66,10 +66,11 @@ def read(
     return config, {key: found[key] for key in own}
 
 
-def _check_words(options: Sequence[str], known: set[str]) -> None:
+def check_words(options: Sequence[str], known: set[str], config: type[RunConfig] = RunConfig) -> None:
+    """Raise ValueError, with the nearest known options, for an unknown one."""
     words = {f"--{key}" for key in known}
     for word in (option.partition("=")[0].rstrip("+") for option in options if option.startswith("--")):
-        if word not in words | {"--help"} | {f"--{group}" for group in GROUPS}:
+        if word not in words | {"--help"} | {f"--{group}" for group in config.groups()}:
             raise ValueError(f"unknown option {word}: the nearest known ones are {nearest(word, words)}")
 
 

@@ -93,6 +93,28 @@ class Schedule:
         step = torch.where((place < self.given[:, None]) | (place >= ends[:, -1:]), -1, step)
         return torch.empty_like(step).scatter_(1, self.sigma, step)
 
+    def begins(self) -> Tensor:
+        """The place of the order at which the step of each place begins, int [B, L]; given tokens and padding: 0."""
+        place = torch.arange(self.sigma.shape[1]).expand_as(self.sigma)
+        step = torch.searchsorted(self.starts, place.contiguous(), right=True) - 1
+        drawn = (place >= self.given[:, None]) & (place < self.lengths[:, None])
+        last = (self.nfe - 1).clamp_min(0)[:, None]
+        return torch.where(drawn, self.starts.gather(1, torch.minimum(step, last).clamp_min(0)), 0)
+
+    def merged(self, most: int) -> Schedule:
+        """The same order in at most `most` steps, each of some consecutive steps of this schedule."""
+        steps = self.nfe[:, None]
+        parts = steps.clamp_max(most)
+        number = torch.arange(self.sizes.shape[1]).expand_as(self.sizes) * parts // steps.clamp_min(1)
+        number = number.clamp_max(self.sizes.shape[1] - 1)
+        sizes = torch.zeros_like(self.sizes).scatter_add_(1, number, self.sizes)
+        sizes = sizes[:, : max(int(parts.max()), 1)]
+        return Schedule(self.sigma, sizes, self.given, parts[:, 0])
+
+    def rows(self, index: slice | Tensor) -> Schedule:
+        """Some rows."""
+        return Schedule(self.sigma[index], self.sizes[index], self.given[index], self.diffusion[index])
+
     def steps(self, row: int = 0) -> list[list[int]]:
         """The paper's S = (S_1, ..., S_K) of one row: the positions of each step."""
         places = self.free(row)

@@ -1,6 +1,7 @@
 """The attention pattern as data.
 
-Query i attends to key j iff rank[j] <= horizon[i], or both carry the same non-negative clique.
+Query i attends to key j iff rank[j] <= horizon[i], or both carry the same non-negative clique. Inside a clique everyone
+sees everyone, unless the pattern has inner labels: then the same rule holds again, inner.rank[j] <= inner.horizon[i].
 
 Shapes: B batch, N network input, P cached, L length, M slots of the z half.
 """
@@ -20,6 +21,13 @@ HIDDEN = 2**30
 Kind = Literal["full", "causal", "two_stream", "two_stream_prefix", "block", "labels"]
 
 
+class Inner(NamedTuple):
+    """Which members of a clique see each other."""
+
+    rank: Tensor  # int [B|1, N]
+    horizon: Tensor  # int [B|1, N]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Visibility:
     """Labels of N slots; `kind`, `num_z` and `block_size` only select a kernel and never change the pattern."""
@@ -30,23 +38,31 @@ class Visibility:
     kind: Kind = "labels"
     num_z: int = 0  # slots of the z half, which comes first, in the kinds with two halves
     block_size: int = 0  # of kind "block"
+    inner: Inner | None = None  # of kind "labels", without a cache
 
     def dense(self, span: slice | None = None) -> Tensor:
         """The boolean mask, [B|1, 1, N, N], or only its query rows in `span`; the reference for every kernel."""
         rows = span or slice(None)
         horizon, mine = self.horizon[:, rows, None], self.clique[:, rows, None]
-        return ((self.rank[:, None] <= horizon) | ((self.clique[:, None] == mine) & (mine >= 0)))[:, None]
+        together = (self.clique[:, None] == mine) & (mine >= 0)
+        if self.inner is not None:
+            together = together & (self.inner.rank[:, None] <= self.inner.horizon[:, rows, None])
+        return ((self.rank[:, None] <= horizon) | together)[:, None]
 
     def flex(self) -> Any:
         """FlexAttention's block mask of the same pattern, per row if the labels are."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         rank, horizon, clique = torch.broadcast_tensors(self.rank, self.horizon, self.clique)
+        inner = None if self.inner is None else tuple(t.expand_as(rank) for t in self.inner)
         one = rank.shape[0] == 1
 
         def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             row = b * 0 if one else b
-            return (rank[row, j] <= horizon[row, i]) | ((clique[row, i] >= 0) & (clique[row, i] == clique[row, j]))
+            together = (clique[row, i] >= 0) & (clique[row, i] == clique[row, j])
+            if inner is not None:
+                together = together & (inner[0][row, j] <= inner[1][row, i])
+            return (rank[row, j] <= horizon[row, i]) | together
 
         slots = rank.shape[1]
         return create_block_mask(seen, None if one else rank.shape[0], None, slots, slots, device=str(rank.device))

@@ -72,6 +72,7 @@ class KVCache:
 
     def begin(self, visibility: Visibility) -> None:
         """Begin a pass; raises ValueError if its slots do not fit."""
+        assert visibility.inner is None, "inner labels are for passes without a cache"
         new = visibility.rank.shape[1]
         used = self.extent + new
         if used > self.ranks.shape[1]:

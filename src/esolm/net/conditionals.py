@@ -12,10 +12,21 @@ from torch import Tensor
 
 from ..core import order
 from ..core.batch import Batch
+from ..core.order import Schedule
 from ..core.query import Queries
-from ..core.visibility import HIDDEN, Visibility, causal, full, hide_copies, prefix, sorted_two_stream, two_stream
+from ..core.visibility import (
+    HIDDEN,
+    Inner,
+    Visibility,
+    causal,
+    full,
+    hide_copies,
+    prefix,
+    sorted_two_stream,
+    two_stream,
+)
 from .denoiser import Rows
-from .head import Score
+from .head import Score, tempered
 from .packed import Call, Pending, together
 from .protocol import Forward
 
@@ -80,6 +91,71 @@ def order_call(
         Score(x.gather(1, z_position)[wanted], mask_id),
     )
     return Pending(call, functools.partial(place_nats, rows=wanted, position=z_position, length=length))
+
+
+def schedule_nats(
+    net: Forward,
+    x: Tensor,
+    schedule: Schedule,
+    mask_id: int,
+    hide_masks: bool = False,
+    shift: bool = False,
+    temperature: float = 1.0,
+) -> Tensor:
+    """-log p of each drawn token as `sampling.loops.ordered` draws it, in one pass: nats [B, L] in natural order.
+
+    A query sees the clean tokens of earlier steps and, unless hide_masks, the queries of its own step that come before
+    it in the order. Zero at given tokens and padding. Differentiable. shift: as in `order_nats`.
+    """
+    length, device = x.shape[1], x.device
+    if int(schedule.sizes.max()) <= 1:  # nobody shares a step
+        if temperature == 1:  # the kernels of `order_nats` apply
+            sigma, scored = schedule.sigma.to(device), schedule.step_of().to(device) >= 0
+            return order_nats(net, x, sigma, scored, mask_id, _valid(schedule, device), shift=shift)
+        hide_masks = True
+    num_z = bucket(int((schedule.lengths - schedule.given).max()), length)
+    z_place = schedule.given[:, None] + torch.arange(num_z)
+    wanted = z_place < schedule.lengths[:, None]
+    z_place = z_place.clamp_max(length - 1)
+    begin = torch.where(wanted, schedule.begins().gather(1, z_place), 0)
+    num_x = bucket(int(begin.max()), length)  # the tokens of the last step are not seen
+    sigma, z_place, begin, wanted = (t.to(device) for t in (schedule.sigma, z_place, begin, wanted))
+    clean = x.gather(1, sigma)
+    asked = Queries.of(sigma, mask_id, shift).ask(clean, z_place, begin)
+    visibility = _stepwise(z_place, begin, wanted, num_x, hide_masks, asked.copies)
+    z_position = sigma.gather(1, z_place)
+    nats = net(
+        torch.cat([asked.tokens, clean[:, :num_x]], 1),
+        torch.cat([asked.position, sigma[:, :num_x]], 1),
+        visibility,
+        out=Rows(slice(0, num_z), wanted.flatten().nonzero()[:, 0]),
+        score=tempered(x.gather(1, z_position)[wanted], mask_id, temperature),
+    )
+    return place_nats(nats, wanted, z_position, length)
+
+
+def _valid(schedule: Schedule, device: torch.device) -> Tensor | None:
+    """Which positions are no padding, bool [B, L]; None if all of them."""
+    inside = torch.arange(schedule.sigma.shape[1]) < schedule.lengths[:, None]
+    return None if bool(inside.all()) else torch.zeros_like(inside).scatter(1, schedule.sigma, inside).to(device)
+
+
+def _stepwise(
+    z_place: Tensor, begin: Tensor, wanted: Tensor, num_x: int, hide_masks: bool, copies: Tensor | None
+) -> Visibility:
+    """Queries, int [B, M], of steps that begin at the place `begin`, and clean tokens at the places 0 .. num_x - 1."""
+    slot = torch.arange(z_place.shape[1], device=z_place.device).expand_as(z_place)
+    place = torch.arange(num_x, device=z_place.device).expand(len(z_place), -1)
+    copies = torch.zeros_like(wanted) if copies is None else copies & wanted
+    none = torch.full_like(place, -1)
+    rank = torch.cat([torch.full_like(slot, HIDDEN), place], 1)
+    horizon = torch.cat([torch.where(wanted, begin - 1, -1), place], 1)
+    alone = HIDDEN + slot
+    if hide_masks:
+        return Visibility(rank, horizon, torch.cat([torch.where(copies, -1, alone), none], 1))
+    clique = torch.cat([torch.where(wanted, begin, alone), none], 1)
+    inner = Inner(torch.cat([torch.where(copies, HIDDEN, z_place), place], 1), torch.cat([z_place, place], 1))
+    return Visibility(rank, horizon, clique, inner=inner)
 
 
 def shifted_logits(
@@ -153,6 +229,26 @@ def bidirectional_nats(
         out = Rows(slice(0, length), torch.arange(len(rows), device=x.device) * length + columns)
         nats.append(net(tokens, position, seen, out=out, score=Score(x[rows, columns], mask_id)))
     return place_nats(torch.cat(nats), scored, position.expand_as(x), length)
+
+
+def bidirectional_schedule_nats(
+    net: Forward, x: Tensor, schedule: Schedule, mask_id: int, temperature: float = 1.0
+) -> Tensor:
+    """-log p of each drawn token as `sampling.loops.bidirectional` draws it, [B, L]: one row for each step of each
+    text, all in one pass."""
+    length, device = x.shape[1], x.device
+    valid = _valid(schedule, device)
+    row, number = (schedule.sizes > 0).nonzero(as_tuple=True)
+    step = schedule.step_of()[row]
+    drawn, before = ((step == number[:, None]).to(device), (step < number[:, None]).to(device))
+    row = row.to(device)
+    tokens = torch.where(before, x[row], mask_id)
+    seen = full(length, None if valid is None else valid[row], device)
+    position = torch.arange(length, device=device)[None]
+    out = Rows(slice(0, length), drawn.flatten().nonzero()[:, 0])
+    nats = net(tokens, position, seen, out=out, score=tempered(x[row][drawn], mask_id, temperature))
+    index = (row[:, None] * length + position)[drawn]
+    return nats.new_zeros(x.numel()).index_copy(0, index, nats).view(x.shape)
 
 
 def place_nats(nats: Tensor, rows: Tensor, position: Tensor, length: int) -> Tensor:

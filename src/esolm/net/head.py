@@ -58,6 +58,13 @@ Scoring = Score | RowLoss | VectorPass
 """What turns the logits of a pass into nats, or takes the place of tokens and logits."""
 
 
+def tempered(target: Tensor, exclude: int, temperature: float) -> Scoring:
+    """The nats of targets, int [R], in softmax(logits / temperature)."""
+    if temperature == 1:
+        return Score(target, exclude)
+    return RowLoss(lambda logits, at: token_nats(logits / temperature, at, exclude), (target,))
+
+
 class TiedHead(nn.Module):
     """An output layer whose weight is that of the embedding, and no parameter of its own."""
 

@@ -115,6 +115,13 @@ class System(Protocol):
         """Carry out a schedule, one network call per step. A step of a `Chain` may change tokens of earlier ones."""
         ...
 
+    def schedule_nats(self, net: Forward, x: Tensor, schedule: Schedule, temperature: float = 1.0) -> Tensor:
+        """-log p of each drawn token of samples x, as `sample` draws it by this schedule at this temperature, [B, L].
+
+        Zero at given tokens and padding. Differentiable, in one network call.
+        """
+        raise ValueError(f"{self.name} defines no likelihood of a sample given its schedule: use esolm (B), mdlm or ar")
+
     def logits(self, net: Forward, batch: Batch, sigma: Tensor | None = None) -> Tensor:
         """Logits [B, L, V] of the token at each position of partly masked sequences, as sampling would see them.
 

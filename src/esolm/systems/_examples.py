@@ -5,6 +5,7 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -48,3 +49,9 @@ class PendingTerm(NamedTuple):
     call: Call
     place: Callable[[Tensor], Tensor]  # nats of the scored rows -> [B, L]
     scored: Tensor
+
+
+def check_share(share: float, total: int) -> None:
+    """Raise ValueError if a batch of `total` examples cannot be divided between two terms, the first with `share`."""
+    if 0 < share < 1 and total < (least := math.ceil(max(1 / share, 1 / (1 - share)))):
+        raise ValueError(f"a batch of {total} is too small for both terms at kappa {share}: use at least {least}")

@@ -21,7 +21,7 @@ from ..core.terms import Term
 from ..core.visibility import causal
 from ..net.conditionals import next_logits, place_nats
 from ..net.denoiser import Rows
-from ..net.head import Score
+from ..net.head import Score, tempered
 from ..net.packed import Call, Pending, unpadded
 from ..net.protocol import Forward, Network
 from ..sampling.loops import Chooser, left_to_right
@@ -107,3 +107,13 @@ class AR(AnyOrder):
             raise ValueError("ar is left to right: context must come before the target. Use an any-order system")
         (term,) = self.terms(net, batch, Randomness(0), False)
         return term.nats
+
+    def schedule_nats(self, net: Forward, x: Tensor, schedule: Schedule, temperature: float = 1.0) -> Tensor:
+        """The nats from left to right."""
+        scored = schedule.step_of().to(x.device) >= 0
+        before = torch.cat([x.new_full((len(x), 1), self.start_id), x[:, :-1]], 1)
+        position = torch.arange(x.shape[1], device=x.device)[None]
+        out = Rows(slice(0, x.shape[1]), scored.flatten().nonzero()[:, 0])
+        score = tempered(x[scored], self.mask_id, temperature)
+        nats = net(before, position, causal(x.shape[1], x.device), out=out, score=score)
+        return place_nats(nats, scored, position.expand_as(x), x.shape[1])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -28,6 +27,7 @@ from ..core.query import Queries, prepend, prepend_to_schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import causal, hide_copies, hide_masks, prefix
+from ..net import conditionals
 from ..net.conditionals import next_logits, order_call, place_nats, shifted_logits, unsorted
 from ..net.denoiser import Rows
 from ..net.head import Score
@@ -39,8 +39,8 @@ from ..sampling.loops import Chooser, any_order_plan, ordered, prefix_ordered
 from ..sampling.passes import without_start
 from ..sampling.request import Request, Step
 from ..sampling.speculative import speculative
-from . import AnyOrder
-from ._examples import Examples, PendingTerm
+from . import AnyOrder, as_any_order
+from ._examples import Examples, PendingTerm, check_share
 
 CHOICES = {
     "variant": ("B", "A"),
@@ -168,7 +168,7 @@ class EsoLM(AnyOrder):
         first = second = examples
         strata = index, rng.total
         if train:
-            self._check_share(rng.total)
+            check_share(self.share, rng.total)
             diffused = self.diffused(index.double())
             first, second = examples.take(diffused), examples.take(~diffused)
             strata = (first.number.double() * self.share).floor().long(), max(int(rng.total * self.share), 1)
@@ -263,14 +263,6 @@ class EsoLM(AnyOrder):
         found = order_call(x, sigma, self.widened(scored), self.mask_id, valid, num_clean, self.shift)
         return Pending(found.call, lambda nats: self.narrowed(found.place(nats)))
 
-    def _check_share(self, total: int) -> None:
-        if 0 < self.share < 1:
-            least = math.ceil(max(1 / self.share, 1 / (1 - self.share)))
-            if total < least:
-                raise ValueError(
-                    f"a batch of {total} is too small for both terms at kappa {self.share}: use at least {least}"
-                )
-
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         sampler = request.options.sampler
         if sampler in ("speculative", *confidence.SAMPLERS) and self.variant == "A":
@@ -346,3 +338,10 @@ class EsoLM(AnyOrder):
         if self.variant == "A":
             raise ValueError("variant A has no likelihood of one order: its clean tokens see each other. Use the NELBO")
         return unpadded(net, batch, lambda rows, part: self._call(part, sigma[rows, : part.x.shape[1]], part.scored))
+
+    def schedule_nats(self, net: Forward, x: Tensor, schedule: Schedule, temperature: float = 1.0) -> Tensor:
+        as_any_order(self)
+        if self.shift:
+            x, schedule = F.pad(x, (1, 0), value=self.start_id), prepend_to_schedule(schedule)
+        options = self.mask_id, self.loss == "any_order", self.shift, temperature
+        return self.narrowed(conditionals.schedule_nats(net, x, schedule, *options))

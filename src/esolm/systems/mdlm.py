@@ -20,7 +20,7 @@ from ..core.order import Schedule
 from ..core.randomness import Randomness
 from ..core.terms import Term
 from ..core.visibility import full
-from ..net.conditionals import bidirectional_nats, place_nats
+from ..net.conditionals import bidirectional_nats, bidirectional_schedule_nats, place_nats
 from ..net.denoiser import Rows
 from ..net.head import Score
 from ..net.protocol import Forward, Network
@@ -109,3 +109,7 @@ class MDLM(AnyOrder):
     def order_nats(self, net: Forward, batch: Batch, sigma: Tensor) -> Tensor:
         """One pass for each scored token."""
         return bidirectional_nats(net, batch.x, sigma, batch.scored, self.mask_id, batch.valid)
+
+    def schedule_nats(self, net: Forward, x: Tensor, schedule: Schedule, temperature: float = 1.0) -> Tensor:
+        """One row of the pass for each step of each text."""
+        return bidirectional_schedule_nats(net, x, schedule, self.mask_id, temperature)

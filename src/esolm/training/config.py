@@ -18,19 +18,11 @@ from ..runtime.dotted import flat, listed, merged, nest
 from .options import Batching, Compute, CorpusOptions, Distill, Optim, Saving, Tuning, Validation
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ..net.denoiser import DenoiserConfig
     from ..systems import System
 
-GROUPS: dict[str, type] = {
-    "batch": Batching,
-    "optim": Optim,
-    "tuning": Tuning,
-    "distill": Distill,
-    "compute": Compute,
-    "validation": Validation,
-    "saving": Saving,
-    "corpus": CorpusOptions,
-}
 SIZES = (
     "layers", "width", "heads", "cond_width", "adaln", "mlp_ratio", "rotary_base", "kv_heads", "head_width",
     "mlp_width", "mlp", "norm", "norm_eps", "norm_bias", "qk_norm", "qkv_bias", "out_bias", "mlp_bias", "head_bias",
@@ -80,7 +72,13 @@ class RunConfig:
             raise ValueError(f"log_every is {self.log_every}; it must be at least 1")
 
     @classmethod
-    def preset(cls, name: str, /, **overrides: Any) -> RunConfig:
+    def groups(cls) -> dict[str, type]:
+        """The option groups by name."""
+        made: dict[str, Any] = {each.name: each.default_factory for each in dataclasses.fields(cls)}
+        return {name: kind for name, kind in made.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
+
+    @classmethod
+    def preset(cls, name: str, /, **overrides: Any) -> Self:
         """The configuration of a preset or a YAML file, with overrides.
 
         overrides: nested dicts or dotted keys, as in `steps=500, optim={"lr": 1e-3}` or `**{"optim.lr": 1e-3}`.
@@ -94,7 +92,7 @@ class RunConfig:
         return config if config.run is not None else dataclasses.replace(config, run=f"runs/{short}")
 
     @classmethod
-    def from_tree(cls, tree: Mapping[str, Any], name: str = "the configuration") -> RunConfig:
+    def from_tree(cls, tree: Mapping[str, Any], name: str = "the configuration") -> Self:
         """The configuration that a nested dict holds, as `tree` returns it; missing keys take their defaults.
 
         name: where the dict comes from, for error messages.
@@ -102,7 +100,7 @@ class RunConfig:
         from jsonargparse import ArgumentParser
 
         parser = ArgumentParser(exit_on_error=False)
-        known = add_options(parser, flat(tree).get("system.name", "esolm"))
+        known = add_options(parser, flat(tree).get("system.name", "esolm"), cls)
         for key in flat(tree):
             if key not in known:
                 raise ValueError(f"unknown key {key!r} in {name}: the nearest known ones are {nearest(key, known)}")
@@ -110,7 +108,7 @@ class RunConfig:
             checked = parser.parse_object(nest(flat(tree))).as_dict()
         except argparse.ArgumentError as error:
             raise ValueError(f"{name}: {' '.join(str(error).split()).replace('Parser key ', '')}") from error
-        groups = {key: group(**checked.pop(key)) for key, group in GROUPS.items()}
+        groups = {key: group(**checked.pop(key)) for key, group in cls.groups().items()}
         return cls(**{**checked, **groups, "log": tuple(checked["log"])})
 
     def tree(self) -> dict[str, Any]:
@@ -137,13 +135,13 @@ class RunConfig:
         return system(**options, **{name: getattr(ids, name) for name in own})
 
 
-def add_options(parser: Any, system: str) -> set[str]:
+def add_options(parser: Any, system: str, config: type[RunConfig] = RunConfig) -> set[str]:
     """Add every option of a run of the named system to a jsonargparse parser, and return their dotted names."""
     from ..net.denoiser import DenoiserConfig
     from ..systems import FROM_DATA, find
 
-    parser.add_class_arguments(RunConfig, as_group=False, skip={*GROUPS, "net", "system"})
-    for key, group in GROUPS.items():
+    parser.add_class_arguments(config, as_group=False, skip={*config.groups(), "net", "system"})
+    for key, group in config.groups().items():
         parser.add_class_arguments(group, key)
     parser.add_class_arguments(DenoiserConfig, "net", skip={"vocab_size", "length", "latent_width"})
     parser.add_argument("--net.length", type=int | None, default=None, help="Tokens in an example; null: the data's.")

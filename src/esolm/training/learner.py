@@ -52,15 +52,18 @@ class Learner:
         """Clip the gradient, and return its norm before clipping."""
         return whole(nn.utils.clip_grad_norm_(self.net.parameters(), self.clip or math.inf))
 
-    def update(self, lr: float, tokens: int) -> None:
-        """Apply the accumulated gradient with AdamW, and update the averaged weights."""
+    def update(self, lr: float, tokens: int, last: bool = True) -> None:
+        """Apply the accumulated gradient with AdamW, and update the averaged weights.
+
+        last: the update ends its step; reinforcement learning may make several in a step.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
         self.tokens += tokens
-        self.ema.update(self.net, self.step)
+        self.ema.update(self.net, self.step + 1)
+        self.step += last
 
     def save(
         self,

@@ -99,7 +99,7 @@ def count_tokens(
 
 @torch.no_grad()
 def validate(
-    net: Forward, system: System, batches: Batches, limit: int | None, compute: Compute, ranks: Ranks = ALONE
+    net: Forward, system: Objective, batches: Batches, limit: int | None, compute: Compute, ranks: Ranks = ALONE
 ) -> dict[str, float]:
     """Each term of the bound in nats per token on the first `limit` batches, or all, always with the same noise."""
     nats: Counter[str] = Counter()
@@ -132,7 +132,7 @@ def variance(
 
 
 def _held_out_terms(
-    net: Forward, system: System, batches: Batches, limit: int | None, compute: Compute, ranks: Ranks, train: bool
+    net: Forward, system: Objective, batches: Batches, limit: int | None, compute: Compute, ranks: Ranks, train: bool
 ) -> Iterator[tuple[list[Term], bool]]:
     """The terms of this rank's share of the first `limit` validation batches.
 

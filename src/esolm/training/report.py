@@ -50,11 +50,18 @@ class Live:
             sink(record)
         if "validation" in record:
             found = record["validation"]
-            bound = f"{found['loss']:.4f} nats/token, perplexity {found['perplexity']:.2f}"
+            if "perplexity" in found:
+                bound = f"{found['loss']:.4f} nats/token, perplexity {found['perplexity']:.2f}"
+            else:  # of `esolm tune`
+                bound = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if isinstance(value, float))
             others = "".join(f"; alpha_0 = {key}: {nats:.4f}" for key, nats in found.get("alpha_0", {}).items())
             others += "".join(f"; {key} = {value:g}" for key, value in found.get("chosen", {}).items())
             self.console.print(f"step {record['step']}: validation {bound}{others}")
-        elif not self.console.is_terminal and time.monotonic() - self.printed > LINE_SECONDS:
+            return
+        if (record.get("reward") or {}).get("failed"):
+            errors = "; ".join(f"{error} ({number})" for error, number in record["errors"].items())
+            self.console.print(f"step {record['step']}: {record['reward']['failed']} rewards failed: {errors}")
+        if not self.console.is_terminal and time.monotonic() - self.printed > LINE_SECONDS:
             self.printed = time.monotonic()
             left = (self.steps - record["step"]) * record["time"]["seconds"] / record["step"]
             self.console.print(f"step {record['step']}/{self.steps}: {_summary(record)} · {left:.0f} s left")
@@ -71,6 +78,8 @@ class Live:
 
 def _summary(record: Mapping[str, Any]) -> str:
     terms = " ".join(f"{name} {nats:.3f}" for name, nats in record["terms"].items())
+    if "reward" in record:
+        terms = f"reward {record['reward']['mean']:.3f} {terms}"
     return f"{terms} · {record['time']['tokens_per_second']:,.0f} tok/s"
 
 
@@ -86,7 +95,8 @@ def loggers(names: Sequence[str]) -> list[Callable[[Path], Sink]]:
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    return {key.replace(".", "/"): value for key, value in flat(record).items() if key != "step"}
+    values = {key: value for key, value in record.items() if key not in ("step", "errors")}
+    return {key.replace(".", "/"): value for key, value in flat(values).items()}
 
 
 def _tensorboard(run: Path) -> Sink:

@@ -140,19 +140,19 @@ def identify(config: RunConfig, system: System, manifest: Manifest, start: Start
     return json.loads(json.dumps(identity))
 
 
-def enter(config: RunConfig, manifest: Manifest) -> list[str]:
+def enter(config: RunConfig, manifest: Manifest, data: Path) -> list[str]:
     """Create the run folder, or check that the existing one has this configuration and corpus.
 
-    Returns the options that have changed, one sentence each.
+    data: the folder with the files that describe the corpus. Returns the options that have changed, one sentence each.
     """
-    run, data = Path(str(config.run)), Path(config.data)
+    run = Path(str(config.run))
     if not runs.is_run(run):
         runs.create(run, config.tree(), [data / name for name in DESCRIPTION if (data / name).is_file()])
         return []
     notes = runs.check_config(run, config.tree())
     if (old := json.loads((run / "manifest.json").read_text())["fingerprint"]) != manifest.fingerprint:
         raise ValueError(
-            f"the corpus in {data} has changed since {run} was started: its fingerprint was {old} and is now "
+            f"the corpus in {config.data} has changed since {run} was started: its fingerprint was {old} and is now "
             f"{manifest.fingerprint}. Nothing was changed. Prepare the old corpus again, or give another --run"
         )
     return notes

@@ -25,6 +25,7 @@ from .options import Optim
 FREE = (
     *("data", "run", "init", "adapter", "log", "saving.every", "saving.keep", "compute.device", "compute.threads"),
     *("compute.parallel", "compute.offload", "compute.timeout", "compute.checkpoint_blocks"),
+    *("reward.workers", "reward.timeout", "reward.chunk", "rollout.keep"),
 )
 """Options that do not affect the weights, which a resumed run may change."""
 RATES = ("steps", "optim.schedule", "optim.decay")
@@ -54,13 +55,13 @@ def create(run: Path, config: Mapping[str, Any], copies: Iterable[Path]) -> None
 def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
     """The options that have changed, one sentence each; raises ValueError if the run cannot resume with them."""
     from ..systems import completed
-    from .config import GROUPS, RunConfig
+    from .config import RunConfig
 
     notes, wrong, stored = [], [], read_config(run)
     if "net" in stored:
         stored["net"] = with_defaults(stored["net"])
     defaults = RunConfig().tree()
-    for group in GROUPS:  # some options did not exist when the run was started
+    for group in RunConfig.groups():  # some options did not exist when the run was started
         stored[group] = {**defaults[group], **stored.get(group, {})}
     same = _same_rates(stored, config, max(checkpoint.list_steps(run / "checkpoints"), default=0))
     for key, (old, new) in differing(completed(stored, config), config).items():

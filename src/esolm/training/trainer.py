@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ..data import Manifest
 from ..net.protocol import Forward
 from ..runtime import distributed, machine
 from ..runtime.distributed import Ranks
@@ -25,7 +26,7 @@ from .config import RunConfig
 from .distill import Teacher
 from .distill import check as check_distillation
 from .learner import Learner, learning_rate
-from .loss import accumulate, check_finite, validate, variance
+from .loss import Batches, Objective, accumulate, check_finite, validate, variance
 from .resolve import build, enter, identify, initial_weights, loaders, open_data, resolve, resolve_compute
 
 Record = dict[str, Any]
@@ -53,12 +54,13 @@ class Trainer:
 
     Under torchrun every process makes a Trainer, and only rank 0 prints and writes. `outcome` is set when training
     ends. A first SIGINT or SIGTERM ends training after the current step and saves; a second one ends the process.
+    session: how a step is made and what it learns from; by default the loss of the system on prepared data.
     """
 
-    def __init__(self, config: RunConfig, quiet: bool = False) -> None:
+    def __init__(self, config: RunConfig, quiet: bool = False, session: type[Session] | None = None) -> None:
         if config.run is None:
             raise ValueError("the configuration has no run folder: set run")
-        self.config, self.quiet = config, quiet
+        self.config, self.quiet, self.session = config, quiet, session or Session
         self.outcome: Outcome | None = None
 
     def fit(self, callbacks: Sequence[Callable[[Record], Any]] = ()) -> Outcome:
@@ -81,9 +83,12 @@ class Trainer:
         self.outcome, compute = None, self.config.compute
         with distributed.join(compute.device, compute.timeout) as ranks:
             console = Console(highlight=False, markup=False, soft_wrap=True, quiet=self.quiet or ranks.rank > 0)
-            session = Session(self.config, ranks)
+            session = self.session(self.config, ranks)
             path = session.run / "metrics.jsonl"
-            with ranks.everywhere(lambda: runs.NoMetrics() if ranks.rank else runs.Metrics(path)) as metrics:
+            with (
+                closing(session),
+                ranks.everywhere(lambda: runs.NoMetrics() if ranks.rank else runs.Metrics(path)) as metrics,
+            ):
                 session.restore()
                 if session.finished:
                     console.print(session.advice())
@@ -102,13 +107,16 @@ class Trainer:
 
 
 class Session:
-    """The part of one rank in training a run, from its last checkpoint to its end or to a signal."""
+    """The part of one rank in training a run, from its last checkpoint to its end or to a signal.
+
+    `esolm tune` overrides what a run learns from (`describe`, `sources`, `enter`), its `step` and its `validate`.
+    """
 
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         machine.keep_memory()
         if config.compute.threads is not None:
             torch.set_num_threads(config.compute.threads)
-        manifest = ranks.everywhere(lambda: open_data(config))
+        manifest = ranks.everywhere(lambda: self.describe(config))
         options = {key: value for key, value in config.tree().items() if key != "data"}  # the path may differ
         code = distributed.code() if ranks.world > 1 else ""
         ranks.agree({"config": options, "corpus": manifest.fingerprint, "code": code})
@@ -121,9 +129,9 @@ class Session:
         self.system = self.configured = config.make_system(manifest)
         check_distillation(config, self.system)
         self.at_other_alpha_0 = [(a, self.system.with_alpha_0(a)) for a in config.validation.alpha_0]
-        self.batches, self.held_out = ranks.everywhere(lambda: loaders(config, manifest, ranks))
+        self.batches, self.held_out = ranks.everywhere(lambda: self.sources(config, manifest, ranks))
         self.loggers = ranks.everywhere(lambda: report.loggers(config.log if ranks.rank == 0 else ()))
-        self.notes = ranks.once(lambda: enter(config, manifest))
+        self.notes = ranks.once(lambda: self.enter(config, manifest))
         net = build(config.net_config(manifest.vocab_size, manifest.length, self.system), config.seed, self.compute)
         if start.weights is not None:
             net.load_state_dict(start.weights)
@@ -137,6 +145,21 @@ class Session:
         self.validation: Mapping[str, Any] | None = None
         self.signal, self.trained = 0, False
         self.mark = (0, 0.0)  # tokens and seconds at the last record
+
+    def describe(self, config: RunConfig) -> Manifest:
+        """The manifest of what the run learns from."""
+        return open_data(config)
+
+    def sources(self, config: RunConfig, manifest: Manifest, ranks: Ranks) -> tuple[Any, Any]:
+        """The batches of training and of validation."""
+        return loaders(config, manifest, ranks)
+
+    def enter(self, config: RunConfig, manifest: Manifest) -> list[str]:
+        """Create the run folder or check the existing one, as `resolve.enter` does."""
+        return enter(config, manifest, Path(config.data))
+
+    def close(self) -> None:
+        """Free what the session holds besides memory."""
 
     @property
     def finished(self) -> bool:
@@ -205,34 +228,31 @@ class Session:
 
     def step(self, net: Forward) -> Record:
         """One training step; raises ValueError before the weights change if a term or the gradient is not finite."""
-        start, config, learner = time.perf_counter(), self.config, self.learner
+        start = time.perf_counter()
+        system = self.system.at_step(self.learner.step)
+        changed = self.update(net, system if self.teacher is None else self.teacher.beside(system), self.batches)
+        return self.record(changed, start)
+
+    def update(self, net: Forward, objective: Objective, batches: Batches, last: bool = True) -> Record:
+        """Change the weights by the gradient of one batch; returns what was computed on the way. last: of the step."""
+        config, learner = self.config, self.learner
         learner.net.train()
-        system = self.system.at_step(learner.step)
         nats, tokens = accumulate(
-            net,
-            system if self.teacher is None else self.teacher.beside(system),
-            self.batches,
-            learner.step,
-            config.seed,
-            config.batch,
-            self.compute,
-            self.ranks,
+            net, objective, batches, learner.step, config.seed, config.batch, self.compute, self.ranks
         )
         norm = learner.gradient_norm().item()
         check_finite({**nats, "gradient norm": norm}, learner.step + 1, self.folder)
         lr = learning_rate(learner.step, config.steps, config.optim)
-        learner.update(lr, tokens)
+        learner.update(lr, tokens, last)
+        return {"loss": sum(nats.values()), "terms": nats, "lr": lr, "grad_norm": norm}
+
+    def record(self, changed: Record, start: float) -> Record:
+        """The record of a step that began at `start`."""
+        learner = self.learner
         learner.seconds += time.perf_counter() - start
         rate = (learner.tokens - self.mark[0]) / (learner.seconds - self.mark[1])
-        return {
-            "step": learner.step,
-            "loss": sum(nats.values()),
-            "terms": nats,
-            "lr": lr,
-            "grad_norm": norm,
-            "tokens": learner.tokens,
-            "time": {"seconds": learner.seconds, "tokens_per_second": rate},
-        }
+        timing = {"seconds": learner.seconds, "tokens_per_second": rate}
+        return {"step": learner.step, **changed, "tokens": learner.tokens, "time": timing}
 
     def validate(self, net: Forward) -> Record:
         """The bound of the averaged weights on the validation split."""
