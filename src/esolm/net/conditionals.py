@@ -27,7 +27,7 @@ from ..core.visibility import (
 )
 from .denoiser import Rows
 from .head import Score, tempered
-from .packed import Call, Pending, together
+from .packed import Call, NatsCall, together
 from .protocol import Forward
 
 
@@ -59,7 +59,7 @@ def order_call(
     valid: Tensor | None = None,
     num_clean: Tensor | None = None,
     shift: bool = False,
-) -> Pending:
+) -> NatsCall:
     """The network call of `order_nats`.
 
     Queries see the clean tokens before them in the order, and themselves unless they are copies.
@@ -90,7 +90,7 @@ def order_call(
         Rows(slice(0, num_z), wanted.flatten().nonzero()[:, 0]),
         Score(x.gather(1, z_position)[wanted], mask_id),
     )
-    return Pending(call, functools.partial(place_nats, rows=wanted, position=z_position, length=length))
+    return NatsCall(call, functools.partial(place_nats, rows=wanted, position=z_position, length=length))
 
 
 def schedule_nats(

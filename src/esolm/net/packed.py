@@ -30,14 +30,14 @@ class Call(NamedTuple):
     score: Score
 
 
-class Pending(NamedTuple):
-    """A network call that has not run yet."""
+class NatsCall(NamedTuple):
+    """A network call whose nats belong at positions of texts."""
 
     call: Call
     place: Callable[[Tensor], Tensor]  # its nats [R] -> [B, L]
 
 
-def unpadded(net: Forward, batch: Batch, pending: Callable[[Tensor, Batch], Pending]) -> Tensor:
+def unpadded(net: Forward, batch: Batch, pending: Callable[[Tensor, Batch], NatsCall]) -> Tensor:
     """Nats [B, L] of rows of different lengths, packed into one pass in which they do not see each other.
 
     pending(rows, part): the call of the part of the batch with these rows, which all have the length of the part.

@@ -22,7 +22,7 @@ from ..core.visibility import causal
 from ..net.conditionals import next_logits, place_nats
 from ..net.denoiser import Rows
 from ..net.head import Score, tempered
-from ..net.packed import Call, Pending, unpadded
+from ..net.packed import Call, NatsCall, unpadded
 from ..net.protocol import Forward, Network
 from ..sampling.loops import Chooser, left_to_right
 from ..sampling.request import Request, Step
@@ -64,7 +64,7 @@ class AR(AnyOrder):
         """-log p(x^l | x^<l) for every l. Rows of different lengths are packed into one pass without padding."""
         return [Term("nll", unpadded(net, batch, lambda rows, part: self._pending(part)), batch.scored)]
 
-    def _pending(self, batch: Batch) -> Pending:
+    def _pending(self, batch: Batch) -> NatsCall:
         x, valid, given = batch
         rows, length = x.shape
         scored = batch.scored
@@ -77,7 +77,7 @@ class AR(AnyOrder):
         every = valid is None and given is None
         out = Rows(slice(0, length), None if every else wanted.flatten().nonzero()[:, 0])
         call = Call(before, position, causal(length, x.device), out, Score(target[wanted], self.mask_id))
-        return Pending(call, functools.partial(place_nats, rows=wanted, position=position.expand_as(x), length=length))
+        return NatsCall(call, functools.partial(place_nats, rows=wanted, position=position.expand_as(x), length=length))
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         request.choose_sampler(self.name, self.samplers, "left_to_right")

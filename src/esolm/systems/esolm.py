@@ -31,7 +31,7 @@ from ..net import conditionals
 from ..net.conditionals import next_logits, order_call, place_nats, shifted_logits, unsorted
 from ..net.denoiser import Rows
 from ..net.head import Score
-from ..net.packed import Call, Pending, together, unpadded
+from ..net.packed import Call, NatsCall, together, unpadded
 from ..net.protocol import Forward, Network
 from ..sampling import confidence
 from ..sampling.dynamic import dynamic
@@ -258,10 +258,10 @@ class EsoLM(AnyOrder):
         """Values of the positions of a text, without that of the start token."""
         return t[:, 1:] if self.shift else t
 
-    def _call(self, batch: Batch, sigma: Tensor, scored: Tensor, num_clean: Tensor | None = None) -> Pending:
+    def _call(self, batch: Batch, sigma: Tensor, scored: Tensor, num_clean: Tensor | None = None) -> NatsCall:
         (x, valid, _), sigma = self.prepared(batch, sigma)
         found = order_call(x, sigma, self.widened(scored), self.mask_id, valid, num_clean, self.shift)
-        return Pending(found.call, lambda nats: self.narrowed(found.place(nats)))
+        return NatsCall(found.call, lambda nats: self.narrowed(found.place(nats)))
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         sampler = request.options.sampler
