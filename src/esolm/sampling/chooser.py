@@ -97,6 +97,6 @@ class Chooser:
         return tokens
 
 
-def restricted(logits: Tensor, allowed: Tensor) -> Tensor:
-    """Logits of the allowed tokens, and -inf elsewhere; both [R, V]."""
-    return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+def restricted(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    """Logits of the allowed tokens, and -inf elsewhere; both [R, V]. None allows all."""
+    return logits if allowed is None else logits.masked_fill(~allowed.to(logits.device), -torch.inf)
