@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .constraints.guide import Limits, Span
+from .constraints.guide import Limits, PatternSpan
 from .core.order import Schedule
 from .core.randomness import Randomness, fold
 from .data import Message, Tokenizer
@@ -189,7 +189,7 @@ class LanguageModel:
         rows, spans = ([item for found in lists for item in found] for lists in zip(*each, strict=True))
         return self.stream_rows(rows, len(rows), part, made, spans)
 
-    def blanked_rows(self, samples: range, choice: str, *text: Any) -> tuple[list[Row], list[list[Span]]]:
+    def blanked_rows(self, samples: range, choice: str, *text: Any) -> tuple[list[Row], list[list[PatternSpan]]]:
         """The rows of samples of a text with blanks, and the spans of each that must match a pattern.
 
         choice: length_choice. text: as in `generation.lengths.lengths_of`.
@@ -294,7 +294,7 @@ class LanguageModel:
         total: int,
         part: range | None,
         options: SamplingOptions,
-        spans: list[list[Span]] | None = None,
+        spans: list[list[PatternSpan]] | None = None,
     ) -> Iterator[Event]:
         """Sample rows[i % len(rows)] for each sample i of `part`, in batches that are made one after another."""
         self.check_rows(rows)
@@ -327,7 +327,7 @@ class LanguageModel:
         options: SamplingOptions,
         first: int,
         total: int,
-        spans: Sequence[Sequence[Span]] | None = None,
+        spans: Sequence[Sequence[PatternSpan]] | None = None,
     ) -> tuple[Request, Schedule, Randomness]:
         """Samples first, first + 1, … of `total` as the system takes them, padded to `longest` tokens.
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from esolm.constraints.automaton import Vocabulary
-from esolm.constraints.guide import Span
+from esolm.constraints.guide import PatternSpan
 from esolm.constraints.walk import Walk, lengths
 from support.patterns import Language
 
@@ -24,7 +24,7 @@ CASES = [
 LENGTH = 4
 
 
-def tokens(walk: Walk, span: Span, position: int) -> set[int]:
+def tokens(walk: Walk, span: PatternSpan, position: int) -> set[int]:
     classes = walk.classes(position).bits
     return {i for i, kind in enumerate(span.steps.automaton.class_of) if classes[kind]}
 

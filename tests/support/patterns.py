@@ -14,7 +14,7 @@ from typing import Any
 
 from esolm.constraints.automaton import Vocabulary
 from esolm.constraints.compile import Pattern, compiled
-from esolm.constraints.guide import Span
+from esolm.constraints.guide import PatternSpan
 from esolm.core.draw import Draw
 from support.naive import Naive, Plan, Tokens, decoded
 
@@ -69,10 +69,10 @@ class Language:
             }
         return self.memo[key]
 
-    def span(self, start: int, stop: int) -> Span:
+    def span(self, start: int, stop: int) -> PatternSpan:
         """The span that a request has for it."""
         pattern = Pattern.of(self.regex, None)
-        return Span(start, stop, pattern, compiled(pattern, self.vocabulary), self.pad)
+        return PatternSpan(start, stop, pattern, compiled(pattern, self.vocabulary), self.pad)
 
 
 @dataclass

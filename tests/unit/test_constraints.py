@@ -14,7 +14,7 @@ from esolm import cli, load
 from esolm.constraints import compile as compiling
 from esolm.constraints.automaton import MOST_ENTRIES, TooLarge, Vocabulary, _Functions
 from esolm.constraints.compile import Pattern, byte_automaton, compiled
-from esolm.constraints.guide import Guide, Span
+from esolm.constraints.guide import Guide, PatternSpan
 from esolm.constraints.schema import Checked
 from esolm.constraints.walk import spelled
 from esolm.data.pieces import vocabulary
@@ -69,13 +69,13 @@ def test_encoded_texts_match_as_python_says(name: str, regex: str) -> None:
     for word in PATTERNS[regex] + words:
         ids = text.encode(word)
         pattern = Pattern.of(regex, None)
-        span = Span(0, len(ids), pattern, compiled(pattern, text.vocabulary), False)
+        span = PatternSpan(0, len(ids), pattern, compiled(pattern, text.vocabulary), False)
         expected = re.fullmatch(regex, word) is not None
         assert fits(span, ids) == expected, word
     assert any(re.fullmatch(regex, word) for word in words)
 
 
-def fits(span: Span, ids: list[int]) -> bool:
+def fits(span: PatternSpan, ids: list[int]) -> bool:
     try:
         span.walk(ids)
     except ValueError:
@@ -153,7 +153,7 @@ SCHEMAS: list[Any] = [
 def test_samples_are_valid_by_another_validator(schema: Any) -> None:
     validator = pytest.importorskip("jsonschema_rs").Draft202012Validator(schema)
     for sampler in ("first_hitting", "left_to_right"):
-        made = STORIES.sample(length=40, json_schema=schema, num_samples=6, sampler=sampler)
+        made = STORIES.sample(length=36, json_schema=schema, num_samples=3, sampler=sampler)
         for text in made.texts:
             assert validator.is_valid(json.loads(text)), text
 
@@ -196,7 +196,7 @@ def test_one_commit_costs_the_same_whatever_the_vocabulary() -> None:
     shapes = []
     for words in (small, large):
         pattern = Pattern.of("[ab]{6}", None)
-        span = Span(0, 6, pattern, compiled(pattern, words), False)
+        span = PatternSpan(0, 6, pattern, compiled(pattern, words), False)
         span.walk([None] * 6).commit(2, 1)
         shapes.append(span.steps.automaton.table.shape)
     assert shapes[0] == shapes[1]

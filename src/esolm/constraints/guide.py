@@ -24,7 +24,7 @@ class NoMatch(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class PatternSpan:
     """Positions start .. stop - 1 of a row, whose text must match a pattern."""
 
     start: int
@@ -63,7 +63,7 @@ class Span:
 class Guide:
     """The walks of a batch: what may be drawn next, and what was drawn."""
 
-    def __init__(self, limits: Sequence[Sequence[Span]], rows: Sequence[Sequence[int | None]]) -> None:
+    def __init__(self, limits: Sequence[Sequence[PatternSpan]], rows: Sequence[Sequence[int | None]]) -> None:
         """rows: the tokens of each row, None where one is to be drawn. Raises ValueError if no text matches."""
         self.walks = [[(span, span.walk(row)) for span in spans] for spans, row in zip(limits, rows, strict=True)]
         self.log_q = np.zeros(len(self.walks))  # of the tokens that were drawn
@@ -75,7 +75,7 @@ class Guide:
         found.log_q = self.log_q.copy()
         return found
 
-    def _at(self, row: int, position: int) -> tuple[Span, Walk] | None:
+    def _at(self, row: int, position: int) -> tuple[PatternSpan, Walk] | None:
         return next((each for each in self.walks[row] if each[0].start <= position < each[0].stop), None)
 
     def fits(self, row: int, position: int, token: int) -> bool:
@@ -114,7 +114,7 @@ class Guide:
 class Limits:
     """The spans of each row of a request, and the guide of its last run."""
 
-    def __init__(self, spans: Sequence[Sequence[Span]]) -> None:
+    def __init__(self, spans: Sequence[Sequence[PatternSpan]]) -> None:
         self.spans = spans
         self.guide: Guide | None = None
 
@@ -127,8 +127,9 @@ class Limits:
 
     def log_q(self, given_order: str) -> list[float]:
         """The log-probability of what was drawn so far, of each row; NaN if the order of the given tokens is random."""
-        assert self.guide is not None
-        return self.guide.log_q.tolist() if given_order == "ascending" else [np.nan] * len(self.spans)
+        if self.guide is None or given_order != "ascending":
+            return [np.nan] * len(self.spans)
+        return self.guide.log_q.tolist()
 
     def check(self, system: str) -> None:
         """Raise ValueError if the run that has ended did not ask its guide for every token."""

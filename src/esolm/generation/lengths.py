@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..constraints.guide import Guide, NoMatch, Span
+from ..constraints.guide import Guide, NoMatch, PatternSpan
 from ..core.batch import Batch
 from ..core.draw import inverse_cdf
 from ..core.randomness import fold, uniform
@@ -111,7 +111,7 @@ class Lengths:
         system: System,
         text: Blanked,
         candidates: Sequence[Sequence[int]],
-        spans: Callable[[Sequence[int]], list[Span]],
+        spans: Callable[[Sequence[int]], list[PatternSpan]],
         prior: Prior | None = None,
         options: SamplingOptions = DEFAULT,
     ) -> None:
@@ -172,7 +172,7 @@ class Lengths:
             now = list(self._pick(self.compare(some), choice, seed, sample, 1 + turn * len(now) + blank))
         return tuple(now)
 
-    def rows(self, choice: str, samples: range) -> tuple[list[Row], list[list[Span]]]:
+    def rows(self, choice: str, samples: range) -> tuple[list[Row], list[list[PatternSpan]]]:
         """The row of each sample, and its spans that must match a pattern."""
         if choice not in CHOICES:
             raise ValueError(f"length_choice is {choice!r}; it must be one of {', '.join(CHOICES)}")
@@ -202,7 +202,7 @@ def lengths_of(
     """The lengths of a text with blanks. Raises ValueError."""
     cut = Blanked.of(tokenizer, text, blank)
 
-    def spans(sizes: Sequence[int]) -> list[Span]:
+    def spans(sizes: Sequence[int]) -> list[PatternSpan]:
         return spans_of(tokenizer, cut.row(sizes), options, "none", cut.spans(sizes), cut.leads)
 
     return Lengths(net, system, cut, cut.candidates(tokens_per_blank), spans, prior, options)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ..constraints.compile import Pattern, compiled
-from ..constraints.guide import Span
+from ..constraints.guide import PatternSpan
 from ..data import Tokenizer
 from ..sampling.options import SamplingOptions
 from .rows import runs
@@ -42,7 +42,7 @@ def spans_of(
     pads: Pads = "last",
     blanks: Sequence[tuple[int, int]] | None = None,
     leads: Sequence[str] | None = None,
-) -> list[Span]:
+) -> list[PatternSpan]:
     """The spans of one row; none without patterns. Raises ValueError for a pattern that cannot be compiled.
 
     blanks: where they start and stop, by default the runs of None. leads: a text that each must begin with.
@@ -61,5 +61,5 @@ def spans_of(
         if pattern is not None:
             pad = pads == "all" or (pads == "last" and stop == len(row))
             pattern = dataclasses.replace(pattern, lead=lead)
-            found.append(Span(start, stop, pattern, compiled(pattern, tokenizer.vocabulary), pad))
+            found.append(PatternSpan(start, stop, pattern, compiled(pattern, tokenizer.vocabulary), pad))
     return found

@@ -91,6 +91,6 @@ class Chooser:
         return to_device(uniform(fold(self.rng.key, purpose), row, position), device)
 
 
-def restricted(logits: Tensor, allowed: Tensor) -> Tensor:
-    """Logits of the allowed tokens, and -inf elsewhere; both [R, V]."""
-    return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+def restricted(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    """Logits of the allowed tokens, and -inf elsewhere; both [R, V]. None allows all."""
+    return logits if allowed is None else logits.masked_fill(~allowed.to(logits.device), -torch.inf)

@@ -96,8 +96,7 @@ def speculative(
     before, and masks in the next places that see all drafts. window: tokens drafted ahead of a pass, including the one
     that is certain, so 1 is the ordinary sampler; None adapts it for each row.
     """
-    batch, length = x.shape
-    device = x.device
+    (batch, length), device = x.shape, x.device
     queries = Queries.of(schedule.sigma, choose.mask_id, shift, padded=True)
     sigma = queries.sigma
     tokens = F.pad(x.cpu().gather(1, schedule.sigma), (0, 1), value=choose.mask_id).to(device)
@@ -117,15 +116,12 @@ def speculative(
         masks = torch.cat([drafts, _run(end, ahead, length)], 1)
         row, column = (drafts < length).nonzero(as_tuple=True)
         place, position = drafts[row, column], sigma[row, drafts[row, column]]
-
         q = logits[where[row, place].to(device)]
         guess, fits = guided_draft(choose, q, row, position)
         _write(tokens, row, place, guess)
         logits, where = yield from _forward(net, cache, tokens, queries, clean, masks, end)
         p = logits[where[row, place].to(device)]
-        if fits is not None:
-            p, q = restricted(p, fits), restricted(q, fits)
-        p, q = (choose.draw.probabilities(t, choose.mask_id) for t in (p, q))
+        p, q = (choose.draw.probabilities(restricted(t, fits), choose.mask_id) for t in (p, q))
         kept = torch.zeros(drafts.shape, dtype=torch.bool)
         kept[row, column] = accept(p, q, guess, choose.uniform("accept", row, position, device)).cpu()
         accepted = kept.long().cumprod(1).sum(1)
@@ -136,14 +132,13 @@ def speculative(
         choose.commit(row[sure], position[sure], guess[sure.to(device)], p[sure.to(device)])
         at, rejected = known + accepted, accepted < drafted
         again, it = rejected.nonzero()[:, 0], (drafted.cumsum(0) - drafted + accepted)[rejected]
-        rest = residual(p[it.to(device)], q[it.to(device)])
         number = choose.uniform("residual", again, position[it], device)
-        other = inverse_cdf(rest, number)
+        other = inverse_cdf(residual(p[it.to(device)], q[it.to(device)]), number)
         _write(tokens, again, at[again], other)
         choose.commit(again, position[it], other, p[it.to(device)])
         exact = (live & ~rejected & (at < total)).nonzero()[:, 0]  # all drafts and the first proposal
-        chosen = choose(logits[where[exact, at[exact]].to(device)], exact, sigma[exact, at[exact]])
-        _write(tokens, exact, at[exact], chosen)
+        found = logits[where[exact, at[exact]].to(device)], exact, sigma[exact, at[exact]]
+        _write(tokens, exact, at[exact], choose(*found))
 
         _commit(cache, (at - cached) * live, torch.where(live, at, cached))
         cached, proposed, before = torch.where(live, at, cached), end + ahead, known

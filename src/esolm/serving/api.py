@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise ImportError("esolm.serving.api needs fastapi: pip install 'esolm[serve]'") from error
 
-from ..constraints.guide import Span
+from ..constraints.guide import PatternSpan
 from ..data import Tokenizer
 from ..generation.limits import spans_of
 from ..generation.rows import Blanked, Row
@@ -50,7 +50,7 @@ class Server:
         body: bodies.SamplingBody,
         options: SamplingOptions,
         rows: list[Row],
-        spans: list[list[Span]],
+        spans: list[list[PatternSpan]],
         top: int | None,
         choices: list[Choice] | None,
     ) -> Group:
@@ -80,7 +80,7 @@ class Server:
         tokenizer = self.lm.tokenizer
         spans = [(start, count) for _, start, count in found for _ in range(body.n)]
         choices = [Choice(i, *span, body.stops, tokenizer) for i, span in enumerate(spans)]
-        options, limited = self.sampling_options(body), list[list[Span]]()
+        options, limited = self.sampling_options(body), list[list[PatternSpan]]()
         for row, start, count in found:
             own = await compiled_spans(tokenizer, row, options, "all", [(start, start + count)])
             limited += [own] * body.n
@@ -177,7 +177,7 @@ async def infill(server: Server, body: bodies.InfillBody, request: HttpRequest) 
 
 async def infill_rows(
     server: Server, body: bodies.InfillBody, options: SamplingOptions, request: HttpRequest
-) -> tuple[list[Row], list[list[Span]]]:
+) -> tuple[list[Row], list[list[PatternSpan]]]:
     """The rows of the samples, and their spans that must match a pattern. Raises ValueError."""
     lm = server.lm
     if body.n > server.options.max_n:
@@ -200,7 +200,7 @@ async def infill_rows(
     return await on_engine(server, lambda _: lm.blanked_rows(range(body.n), body.length_choice, *asked), request)
 
 
-async def compiled_spans(tokenizer: Tokenizer, row: Row, options: SamplingOptions, *more: Any) -> list[Span]:
+async def compiled_spans(tokenizer: Tokenizer, row: Row, options: SamplingOptions, *more: Any) -> list[PatternSpan]:
     """`spans_of` on a thread of its own: neither the event loop nor the engine waits while a pattern is compiled."""
     if (options.regex, options.json_schema, options.match) == (None, None, None):
         return []

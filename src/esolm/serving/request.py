@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..constraints.guide import Span
+from ..constraints.guide import PatternSpan
 from ..core.draw import BadLogits
 from ..core.order import Chain
 from ..model import LanguageModel, Row
@@ -56,7 +56,7 @@ class Generation:
         top_logprobs: int | None = None,
         listen: Callable[[Generation, Sequence[Chosen]], object] | None = None,
         seconds: float | None = None,
-        spans: Sequence[Span] | None = None,
+        spans: Sequence[PatternSpan] | None = None,
     ) -> None:
         lm.check_rows([row])
         self.lm, self.options, self.top_logprobs, self.listen = lm, options, top_logprobs, listen
