@@ -73,12 +73,12 @@ def main(path: str, number: int) -> dict[str, Any]:
         length["probability of the truth"] += float(found.probabilities[tokens - 1])
         ways = [("by likelihood", f"1-{MOST}", {"length_choice": "best"}), ("true length", tokens, {})]
         for name, size, more in [*ways, *((f"{n} tokens", n, {}) for n in FIXED)]:
-            begin = time.perf_counter()
+            begin = time.process_time()
             right[name] += filled(lm, before, behind, size, **more) == cut
-            seconds[name] += time.perf_counter() - begin
-        begin = time.perf_counter()
+            seconds[name] += time.process_time() - begin
+        begin = time.process_time()
         right["left to right"] += left_to_right(lm, before, behind) == cut
-        seconds["left to right"] += time.perf_counter() - begin
+        seconds["left to right"] += time.process_time() - begin
         if number_done % 50 == 0:
             print(number_done, right, length, file=sys.stderr, flush=True)
     n = len(cases)
@@ -86,7 +86,7 @@ def main(path: str, number: int) -> dict[str, Any]:
         "sentences": n,
         "length": {name: round(value / n, 4) if name != "uniform" else value for name, value in length.items()},
         "words": {name: round(value / n, 4) for name, value in right.items()},
-        "ms": {name: round(1000 * value / n, 1) for name, value in seconds.items()},
+        "cpu_ms": {name: round(1000 * value / n, 1) for name, value in seconds.items()},
     }
 
 
