@@ -87,7 +87,7 @@ def molecules(work: Path, corpora: Path, size: dict[str, Any]) -> dict[str, Any]
             f"--reward.workers 1 --rollout.prompt '>' --rollout.num_steps 16 --grpo.estimator {estimator} "
             f"--seed {seed} --steps {size['grpo_steps']} --batch.size {size['grpo_batch']} "
             f"--batch.micro {min(64, size['grpo_batch'])} --grpo.group {min(16, size['grpo_batch'])} "
-            f"--grpo.beta 0.01 --grpo.updates 2 --optim.lr 3e-4 --validation.every 0 "
+            f"--grpo.beta 0.05 --grpo.updates 2 --optim.lr 3e-4 --validation.every 0 "
             f"--rollout.batch_size {size['grpo_batch']}",
         )  # fmt: skip
         after = evaluated(work, run, train, name, size["samples"])
@@ -144,7 +144,7 @@ def sudoku(work: Path, corpora: Path, size: dict[str, Any]) -> dict[str, Any]:
             f"tune grpo {base} {work}/runs/{name} --reward sudoku --reward.workers 1 --data {files['puzzles']} "
             f"--rollout.valid {files['valid']} --rollout.blank _ --rollout.sampler {sampler} --seed {seed} "
             f"--steps {size['sudoku_grpo_steps']} --batch.size {size['grpo_batch']} "
-            f"--grpo.group {min(16, size['grpo_batch'])} --grpo.beta 0.01 --grpo.updates 2 --optim.lr 3e-4 "
+            f"--grpo.group {min(16, size['grpo_batch'])} --grpo.beta 0.05 --grpo.updates 2 --optim.lr 3e-4 "
             f"--validation.every 0 --rollout.batch_size {size['grpo_batch']}",
         )  # fmt: skip
         found["runs"][name] = {"curve": measure.curve(run), "after": measure.solved(run, files["valid"])}
