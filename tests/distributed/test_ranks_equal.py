@@ -34,6 +34,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("parallel", "system"), PAIRS)
 def test_two_processes_train_as_one(two, data, tmp_path, parallel, system):
     check(two, data, tmp_path, system, f"--compute.parallel={parallel}")

@@ -78,6 +78,7 @@ def naive(kind: str, **more: Any) -> Matching:
     return Matching(NET, kind, MASK, 1 if kind.endswith("shift") else None, language=LANGUAGE, **more)
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("kind", ["B", "any"])
 def test_eso_lm(kind: str, sampler: str) -> None:
@@ -91,6 +92,7 @@ def test_eso_lm(kind: str, sampler: str) -> None:
         assert given_the_plans(tokens, schedule, naive(kind), {}) > ALARM
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

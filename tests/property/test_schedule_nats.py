@@ -67,6 +67,7 @@ def drawn(kind: str, name: str, ragged: bool, draw: Any = None) -> tuple[Tensor,
     return *run(SYSTEMS[kind], NET, request, Randomness(3, 0, 5)), request
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize(("kind", "name"), cases())
 def test_one_pass_equals_the_logits_of_the_sampler(kind: str, name: str, ragged: bool) -> None:

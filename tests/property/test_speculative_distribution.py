@@ -94,6 +94,7 @@ def draws(request: Request, net: str = "random", loss: str = "two_term") -> tupl
     return tokens, schedule
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("window", [1, 2, 4, L, None])
 def test_every_window(window: int | None) -> None:
     tokens, _ = draws(ask(window=window))

@@ -52,6 +52,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
     torch._dynamo.reset()
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("name", "options", "ranks", "chunks"),
     [
