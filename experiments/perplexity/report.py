@@ -47,7 +47,9 @@ def report(results: Results) -> str:
             own[1] = number(_jackknife(weighed), weighed[0]["stderr"], 3)
             sizes = f"{weighed[0]['num_orders']} orders, {weighed[0]['sequences']} sequences"
         second = number(again[0]["nats"], None, 3) if again is not None else ""
-        rows.append([name, *own, second, f"{found[0]['perplexity']:,.0f}", exact, bound])
+        perplexity = found[0]["perplexity"]
+        shown = f"{perplexity:,.0f}" if perplexity < 1e6 else f"{perplexity:.0e}"
+        rows.append([name, *own, second, shown, exact, bound])
     columns = (
         "system",
         "exact, nats",
