@@ -23,7 +23,8 @@ from esolm.net.conditionals import bidirectional_nats, place_nats
 from esolm.net.denoiser import Rows
 from esolm.net.head import Score
 from esolm.net.protocol import Forward, Network
-from esolm.sampling.loops import Chooser, any_order_plan, bidirectional
+from esolm.sampling.chooser import Chooser
+from esolm.sampling.loops import any_order_plan, bidirectional
 from esolm.sampling.request import Request, Step
 from esolm.systems import AnyOrder
 

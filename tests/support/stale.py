@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from esolm.core.randomness import Randomness
-from esolm.sampling.loops import Chooser
+from esolm.sampling.chooser import Chooser
 from support import paper
 
 Stored = list[dict[int, tuple[Tensor, Tensor]]]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from esolm.core.draw import ATTEMPTS, BLOCK, BadLogits, Draw, inverse_cdf
 from esolm.core.randomness import Randomness, fold, uniform
-from esolm.sampling.loops import Chooser
+from esolm.sampling.chooser import Chooser
 from support.chance import ALARM, chance
 
 SIZES = [2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 600, 4 * BLOCK]

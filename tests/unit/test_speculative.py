@@ -16,7 +16,7 @@ from esolm import cli, load
 from esolm.core.draw import Draw, inverse_cdf
 from esolm.core.randomness import Randomness
 from esolm.sampling import speculative
-from esolm.sampling.loops import Chooser
+from esolm.sampling.chooser import Chooser
 from esolm.sampling.request import Drafts, Request, Step
 from esolm.sampling.speculative import accept, adapt, labels, residual
 from support import paper, toy

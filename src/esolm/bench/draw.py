@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.draw import Draw
 from ..core.randomness import Randomness
-from ..sampling.loops import Chooser
+from ..sampling.chooser import Chooser
 from .naive import multinomial, sorted_nucleus
 from .report import table
 from .timing import interleaved, ratio, summary

@@ -22,8 +22,8 @@ from ..core.uniform import Uniform
 from ..core.visibility import full
 from ..net.denoiser import Rows
 from ..net.protocol import Network
+from .chooser import Chooser
 from .feeds import places
-from .loops import Chooser
 from .passes import call
 from .request import Request, Step
 

@@ -22,9 +22,9 @@ from ..core.order import Schedule
 from ..core.visibility import Visibility, hide_copies
 from ..net.denoiser import Rows
 from ..net.protocol import Network
+from .chooser import Chooser
 from .confidence import NEVER, Rule, packed, write
 from .feeds import one_row, places
-from .loops import Chooser
 from .passes import call
 from .request import Step
 from .speculative import labels

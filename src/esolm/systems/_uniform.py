@@ -23,7 +23,7 @@ from ..net.denoiser import Rows
 from ..net.head import RowLoss
 from ..net.protocol import Forward, Network
 from ..sampling.chain import UniformReverse, redraw
-from ..sampling.loops import Chooser
+from ..sampling.chooser import Chooser
 from ..sampling.request import Request, Step
 
 BOUNDS = ("strict", "authors")

@@ -24,7 +24,8 @@ from ..net.denoiser import Rows
 from ..net.head import Score, tempered
 from ..net.packed import Call, NatsCall, unpadded
 from ..net.protocol import Forward, Network
-from ..sampling.loops import Chooser, left_to_right
+from ..sampling.chooser import Chooser
+from ..sampling.loops import left_to_right
 from ..sampling.request import Request, Step
 from . import AnyOrder
 

@@ -24,7 +24,8 @@ from ..net.conditionals import place_nats
 from ..net.denoiser import Rows
 from ..net.head import Score
 from ..net.protocol import Forward, Network
-from ..sampling.loops import Chooser, blockwise
+from ..sampling.chooser import Chooser
+from ..sampling.loops import blockwise
 from ..sampling.request import Request, Step
 from . import System
 

@@ -27,7 +27,7 @@ from ..net.denoiser import Rows
 from ..net.head import RowLoss, Score
 from ..net.protocol import Forward, Network
 from ..sampling.chain import Reverse, UniformReverse, chain_plan, redraw
-from ..sampling.loops import Chooser
+from ..sampling.chooser import Chooser
 from ..sampling.request import Request, Step
 from . import System, _uniform
 from ._chains import AbsorbReverse, GreedyLast, masked_share

@@ -34,8 +34,9 @@ from ..net.head import Score
 from ..net.packed import Call, NatsCall, together, unpadded
 from ..net.protocol import Forward, Network
 from ..sampling import confidence
+from ..sampling.chooser import Chooser
 from ..sampling.dynamic import dynamic
-from ..sampling.loops import Chooser, any_order_plan, ordered, prefix_ordered
+from ..sampling.loops import any_order_plan, ordered, prefix_ordered
 from ..sampling.passes import without_start
 from ..sampling.request import Request, Step
 from ..sampling.speculative import speculative

@@ -26,7 +26,8 @@ from ..net.head import Score
 from ..net.protocol import Forward, Network
 from ..sampling import confidence
 from ..sampling.approximate import passes_of
-from ..sampling.loops import Chooser, any_order_plan, bidirectional
+from ..sampling.chooser import Chooser
+from ..sampling.loops import any_order_plan, bidirectional
 from ..sampling.request import Request, Step
 from . import AnyOrder
 
