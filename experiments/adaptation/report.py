@@ -217,7 +217,8 @@ def figures(results: Results) -> dict[str, Any]:
                     axes.plot(x, y, style, color=colour, markersize=3, linewidth=1.2, **known)
                     shown.add(label)
             if (before := start(results, model)) is not None:
-                axes.axhline(before[alpha_0], color=colour, linestyle=":", linewidth=1)
+                label = f"{model}, before adaptation"
+                axes.axhline(before[alpha_0], color=colour, linestyle=":", linewidth=1, label=label)
         axes.set(xscale="log", xlabel="tokens seen", title=f"alpha_0 = {alpha_0}", xlim=(2.5e4, 1.3e6))
         axes.set_xticks([3e4, 1e5, 3e5, 1e6], ["30k", "100k", "300k", "1M"])
         axes.minorticks_off()

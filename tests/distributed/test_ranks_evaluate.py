@@ -42,7 +42,7 @@ def shared(processes: crew.Crew, argv: list[str]) -> object:
 
 
 @pytest.mark.parametrize("estimator", SCORES)
-@pytest.mark.parametrize("processes", ["two", "four"])
+@pytest.mark.parametrize("processes", ["two", pytest.param("four", marks=pytest.mark.slow)])
 def test_scores_are_those_of_one_process(run, data, capsys, request, estimator, processes):
     argv = ["score", str(run), str(data), "--batch_size=2", "--json", *SCORES[estimator]]
     (one,), (other,) = alone(capsys, argv), shared(request.getfixturevalue(processes), argv)

@@ -31,6 +31,7 @@ def test_benchmarks_write_their_results(words: list[str], keys: set[str], tmp_pa
     assert json.loads(target.read_text()).keys() == {"bench", "options", "machine"} | keys
 
 
+@pytest.mark.slow
 def test_weak_scaling_times_every_mode() -> None:
     config = DenoiserConfig(7, 16, 2, 16, 2, 4, dropout=0.0)
     found = weak.seconds_by_mode(2, config, 4, 3, "float32")

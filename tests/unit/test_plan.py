@@ -223,8 +223,9 @@ PUBLISHED = {"adapt-smollm2-135m": 134_515_584, "adapt-qwen3-0.6b": 596_049_920,
 """Parameters of the checkpoints, with a row for the mask where one is appended."""
 
 
-@pytest.mark.parametrize("preset", PUBLISHED)
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("gpus", [1, 8])
+@pytest.mark.parametrize("preset", PUBLISHED)
 def test_presets_of_published_models(preset: str, gpus: int) -> None:
     """They have the checkpoint's parameters, some hundred thousand tokens in a step, and fit."""
     found = plan(RunConfig.preset(preset), Cluster(gpus=gpus))
