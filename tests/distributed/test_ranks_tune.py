@@ -33,7 +33,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dpo", pytest.param("dpo, lora, fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind",
+    ["grpo", "grpo, fsdp", "dpo", *(pytest.param(f"{n}, lora, fsdp", marks=pytest.mark.slow) for n in ("grpo", "dpo"))],
+)
 def test_two_ranks_equal_one(base: Path, two: crew.Crew, tmp_path: Path, kind: str) -> None:
     name, *more = kind.split(", ")
     own = GRPO if name == "grpo" else (f"--data={base / 'pairs.jsonl'}",)

@@ -22,6 +22,11 @@ def flawed(texts: list[str], rows: list[dict[str, Any]], *, bonus: float = 0.0) 
     return found
 
 
+class Hanging:
+    def __init__(self) -> None:
+        time.sleep(600)
+
+
 def short(texts: list[str], rows: list[dict[str, Any]]) -> list[float]:
     return [1.0]
 

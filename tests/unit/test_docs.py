@@ -120,7 +120,7 @@ for script in sys.argv[1:]:
     sys.path.remove(str(path.parent))
 sys.exit(f"failed: {failed}" if failed else 0)
 """
-"""Runs the scripts in turn, each in its folder: one process, because starting PyTorch takes longer than the documents."""
+"""Runs the scripts in turn, each in its folder, in one process: starting PyTorch takes longer than most documents."""
 
 
 def test_python_runs(template: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.tune.estimators import Estimator
-from esolm.tune.grpo import GrpoObjective, advantages, surrogate
+from esolm.tune.grpo import GrpoObjective, advantages, shared, surrogate
 from esolm.tune.options import Grpo, Rollout
 from support import toy
 from support.naive import run
@@ -100,6 +100,12 @@ def test_advantages() -> None:
     torch.testing.assert_close(found[0], torch.tensor([-1.0, 0, 1]), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found[2], torch.tensor([-1.0, 0, 1]) / 2**0.5, rtol=1e-3, atol=1e-3)
     assert found[1:4:2].tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_equal_texts_share_their_reward() -> None:
+    rewards = torch.tensor([1.0, 0.5, 1.0, float("nan"), 1.0, 0.25])
+    found = shared(rewards, ["a", "b", "a", "c", "a", "d"])
+    torch.testing.assert_close(found, torch.tensor([1 / 3, 0.5, 1 / 3, float("nan"), 1 / 3, 0.25]), equal_nan=True)
 
 
 def test_estimators() -> None:

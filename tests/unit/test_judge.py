@@ -13,6 +13,8 @@ from esolm.data.tokenizer import tokenizer
 from esolm.metrics.judge import entropy, judge, judged_nats
 from esolm.metrics.outside_models import load_causal
 from esolm.metrics.samples import read_samples
+from esolm.tune.options import Reward
+from esolm.tune.pool import Pool
 
 transformers = pytest.importorskip("transformers")
 
@@ -49,6 +51,17 @@ def test_nats_do_not_depend_on_the_batch(folder: str) -> None:
         expected = -sum(log_p[i, token].item() for i, token in enumerate(text.encode()))
         assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert nats[0] > 1
+
+
+def test_as_a_reward(folder: str) -> None:
+    """Minus the nats per token, in the processes of a pool, and the floor for a text without tokens."""
+    texts = ["a longer text", "b", ""]
+    nats, counts, *_ = judged_nats(load_causal(folder), texts, batch_size=3)
+    with Pool(Reward("judge", json.dumps({"model": folder, "floor": -100.0}), workers=1, timeout=120.0)) as pool:
+        found = pool(texts, [{}] * 3)
+    assert [scored.reward for scored in found[:2]] == pytest.approx((-nats / counts)[:2].tolist())
+    assert found[2].reward == -100
+    assert [scored.parts["judged"] for scored in found] == [13, 1, 0]
 
 
 def test_real_texts_are_judged_as_samples_are(folder: str, tmp_path) -> None:

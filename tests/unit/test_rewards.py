@@ -36,6 +36,11 @@ def test_a_reward_that_hangs_is_stopped() -> None:
         assert pool([], []) == []
 
 
+def test_a_reward_that_hangs_while_it_is_loaded_is_stopped() -> None:
+    with pytest.raises(ValueError, match=r"not ready after 1 s: raise reward\.loading"):
+        Pool(Reward("support.flawed:Hanging", workers=1, loading=1.0))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "word"),
     [

@@ -147,7 +147,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "sampler": ("grpo", dotted(rollout__sampler="confidence"), "confidence"),
     "reward": ("grpo", {"reward": "nothing"}, "molecules"),
     "group": ("grpo", dotted(grpo__group=3), "grpo.group"),
-    "fsdp": ("grpo", dotted(compute__parallel="fsdp"), "ddp"),
     "dropout": ("grpo", dotted(net__dropout=0.1), "dropout"),
     "no prompts": ("grpo", {"data": "missing.jsonl"}, "missing.jsonl"),
     "no pairs": ("dpo", {"data": ""}, "--data"),

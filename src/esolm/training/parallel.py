@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..net import attention, head
+from ..net.adapters import is_adapted
 from ..net.denoiser import Denoiser
 from ..runtime.distributed import Ranks
 from .options import Compute
@@ -79,6 +80,24 @@ def forget(net: nn.Module) -> None:
 def whole(value: Tensor) -> Tensor:
     """The tensor, gathered if it is sharded."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+@torch.no_grad()
+def gather(net: Denoiser, plain: Denoiser, device: torch.device) -> None:
+    """Copy the weights of a sharded network into a plain one on every rank, with LoRA adapters merged."""
+    forget(net)
+    state = {
+        name.replace(".base_layer.", "."): whole(value.to(device))
+        for name, value in net.state_dict().items()
+        if ".lora_" not in name
+    }
+    for name, layer in net.named_modules():
+        if is_adapted(layer):
+            found: Any = layer
+            for adapter in found.active_adapters:
+                down, up = (whole(part[adapter].weight.to(device)) for part in (found.lora_A, found.lora_B))
+                state[f"{name}.weight"] = state[f"{name}.weight"] + (up @ down) * found.scaling[adapter]
+    plain.load_state_dict(state)
 
 
 def local(value: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ Shapes: B batch, L length, P prompts, G samples of each.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -39,6 +41,12 @@ def advantages(rewards: Tensor, kind: str) -> Tensor:
         return change * count / (count - 1).clamp_min(1)
     deviation = (change.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
     return change / (deviation + EPS)
+
+
+def shared(rewards: Tensor, texts: Sequence[str]) -> Tensor:
+    """Rewards [B] of texts; equal texts have an equal share of theirs."""
+    counts = Counter(texts)
+    return rewards / torch.tensor([counts[text] for text in texts])
 
 
 def k3(log_p: Tensor, reference: Tensor) -> Tensor:

@@ -27,11 +27,12 @@ from ..net.native.engine import fold_for
 from ..net.protocol import Forward
 from ..runtime import files, machine
 from ..runtime.distributed import Ranks
+from ..training import parallel
 from ..training.config import RunConfig
 from ..training.trainer import Record
 from .config import GrpoConfig
 from .estimators import Estimator
-from .grpo import GrpoObjective, advantages
+from .grpo import GrpoObjective, advantages, shared
 from .pool import Pool, Scored
 from .reference import Reference
 from .rollout import Counted, Drawn, Prompts, RolloutBatches, draw
@@ -61,8 +62,6 @@ class GrpoSession(TuneSession):
                 f"batch.size {config.batch.size} counts samples and must be a multiple of grpo.group "
                 f"{config.grpo.group}"
             )
-        if config.compute.parallel == "fsdp":
-            raise ValueError("rollouts need all weights on every rank: use --compute.parallel ddp")
         self.prompts: Prompts
         super().__init__(config, ranks)
         self.estimator = Estimator.of(config.grpo, self.system, config.rollout.temperature)
@@ -90,8 +89,11 @@ class GrpoSession(TuneSession):
 
     def inference(self) -> LanguageModel:
         """The current weights for sampling."""
-        rollout = self.config.rollout
-        net = fold_for(self.network, rollout.precision, rollout.engine, self.system.timed)
+        rollout, trained = self.config.rollout, self.network
+        if self.ranks.world > 1 and self.compute.parallel == "fsdp":  # rollouts need all weights on every rank
+            parallel.gather(trained, self.model.net, self.ranks.device)
+            trained = self.model.net
+        net = fold_for(trained, rollout.precision, rollout.engine, self.system.timed)
         return replace(self.model, net=net, system=self.system)
 
     def roll(self, prompts: Prompts, numbers: list[int], seed: int) -> Rolled:
@@ -121,6 +123,8 @@ class GrpoSession(TuneSession):
             self.prompts, [i for i in chosen for _ in range(group)], fold(fold(config.seed, "roll"), step)
         )
         rewards = torch.tensor([each.reward for each in rolled.scored], dtype=torch.float64)
+        if config.grpo.copies == "share":
+            rewards = shared(rewards, rolled.texts)
         own = slice(rolled.first, rolled.first + len(rolled.drawn.texts))
         advantage = advantages(rewards.view(-1, group), config.grpo.advantage).flatten()[own]
         batches = RolloutBatches(rolled.drawn.batch, rolled.first)

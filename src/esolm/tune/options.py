@@ -41,6 +41,9 @@ class Grpo:
     advantage: Literal["normalised", "centred", "raw"] = "normalised"
     """Reward minus the group's mean, over the group's standard deviation (GRPO); reward minus the mean of the others of
     the group, which leaves the gradient unbiased; or the reward itself."""
+    copies: Literal["keep", "share"] = "keep"
+    """What equal texts of a step get: each its reward, or an equal share of it, so that one good sample written again
+    and again is worth no more than once."""
     per: Literal["sequence", "token"] = "sequence"
     """The loss is a sum over tokens and a mean over samples, or a mean over all tokens of the batch."""
     beta: float = 0.02
@@ -124,14 +127,17 @@ class Reward:
     """Processes that compute rewards, on each rank."""
     timeout: float = 10.0
     """Seconds after which a call is stopped; its process is replaced."""
+    loading: float = 600.0
+    """Seconds after which a reward that is not ready, such as a model that hangs while it is loaded, stops the run."""
     chunk: int = 16
     """Texts of one call. If a call fails, each of its texts is tried alone."""
 
     def __post_init__(self) -> None:
         _within("reward.workers", self.workers, 1)
         _within("reward.chunk", self.chunk, 1)
-        if self.timeout <= 0:
-            raise ValueError(f"reward.timeout is {self.timeout}; it must be above 0")
+        for name in ("timeout", "loading"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"reward.{name} is {getattr(self, name)}; it must be above 0")
         self.keywords()
 
     def keywords(self) -> dict[str, Any]:

@@ -86,13 +86,13 @@ def _serve(pipe: Connection, name: str, keywords: dict[str, Any]) -> None:
 class Worker:
     """One process, and the texts that it has been given."""
 
-    def __init__(self, name: str, keywords: dict[str, Any]) -> None:
+    def __init__(self, reward: Reward) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, name, keywords), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, reward.name, reward.keywords()), daemon=True)
         self.process.start()
         theirs.close()
-        self.ready, self.deadline = False, math.inf
+        self.ready, self.deadline = False, time.monotonic() + reward.loading
         self.texts: list[int] = []
 
     @property
@@ -112,8 +112,8 @@ class Pool:
     def __init__(self, reward: Reward) -> None:
         if not reward.name:
             raise ValueError("give a reward: --reward molecules, or package.module:function")
-        self.reward, self.keywords = reward, reward.keywords()
-        self.workers = [Worker(reward.name, self.keywords) for _ in range(reward.workers)]
+        self.reward = reward
+        self.workers = [Worker(reward) for _ in range(reward.workers)]
         try:
             while not all(worker.ready for worker in self.workers):
                 self._listen({}, [])
@@ -145,6 +145,11 @@ class Pool:
         for number, worker in enumerate(self.workers):
             if worker.pipe in answered:
                 error = self._answer(worker, found)
+            elif time.monotonic() >= worker.deadline and not worker.ready:
+                raise ValueError(
+                    f"reward {self.reward.name} was not ready after {self.reward.loading:g} s: raise reward.loading, "
+                    "or see what it waits for"
+                )
             elif time.monotonic() >= worker.deadline:
                 error = f"took more than {self.reward.timeout:g} s"
             else:
@@ -155,7 +160,7 @@ class Pool:
             texts, worker.texts = worker.texts, []
             if error is not None and (time.monotonic() >= worker.deadline or not worker.process.is_alive()):
                 worker.close()
-                self.workers[number] = Worker(self.reward.name, self.keywords)
+                self.workers[number] = Worker(self.reward)
             elif texts:
                 worker.deadline = math.inf
         return failed
@@ -172,7 +177,7 @@ class Pool:
         if not worker.ready:
             if answer is not None:
                 raise ValueError(answer)
-            worker.ready = True
+            worker.ready, worker.deadline = True, math.inf
             return None
         if isinstance(answer, str):
             return answer
