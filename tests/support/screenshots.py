@@ -1,8 +1,9 @@
-"""Take the pictures of docs/serving.md again: `make screenshots MODEL=stories`. Needs Chromium."""
+"""Take the pictures of README.md and docs/serving.md again: `make screenshots MODEL=stories`. Needs Chromium."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,45 @@ from support.browser import Window
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 PROMPT = "Once upon a time, there was a little girl named Lily. She"
 DESK = {"width": 1180, "height": 830}
+FRAME = {"width": 1100, "height": 660}
 PHONE = {"width": 375, "height": 760}
+
+
+class Film:
+    """Pictures of a page while something happens on it, as an animated GIF."""
+
+    def __init__(self, window: Window) -> None:
+        self.window, self.frames, self.times = window, list[Any](), list[int]()
+        slow = {"offline": False, "latency": 0, "downloadThroughput": 4000, "uploadThroughput": -1}
+        window.page.context.new_cdp_session(window.page).send("Network.emulateNetworkConditions", slow)
+
+    def shoot(self, milliseconds: int) -> None:
+        """Take a picture that is shown for so long."""
+        import io
+
+        from PIL import Image
+
+        picture = Image.open(io.BytesIO(self.window.page.screenshot(animations="disabled"))).convert("RGB")
+        if self.frames and picture.tobytes() == self.frames[-1].tobytes():
+            self.times[-1] += milliseconds
+        else:
+            self.frames.append(picture)
+            self.times.append(milliseconds)
+
+    def watch(self, action: Callable[[], Any]) -> None:
+        """Take pictures from an action on until the page rests."""
+        action()
+        while self.window["#halt"].is_visible() or self.window["#text"].get_attribute("aria-busy") == "true":
+            self.shoot(120)
+        self.shoot(1800)
+
+    def save(self, path: Path, colours: int = 32) -> None:
+        """Write the film; all pictures have the colours of the last one."""
+        from PIL import Image
+
+        last = self.frames[-1].quantize(colours, dither=Image.Dither.NONE)
+        frames = [frame.quantize(palette=last, dither=Image.Dither.NONE) for frame in self.frames]
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=self.times, loop=0, optimize=True)
 
 
 def take(window: Window, name: str, folder: Path = FOLDER) -> None:
@@ -47,6 +86,18 @@ def main(model: str, folder: Path = FOLDER, seed: int = 3) -> None:
         light.word(25).hover()
         light.expect(light["#peek"]).to_be_visible()
         take(light, "page", folder)
+
+        small = window(viewport=FRAME)
+        small.set(seed=seed, count=72)
+        small["#source"].fill(PROMPT)
+        film = Film(small)
+        film.shoot(1500)
+        film.watch(small["#go"].click)
+        for number in (16, 24, 33):
+            small.word(number).hover()
+            film.shoot(900)
+            film.watch(small.word(number).click)
+        film.save(folder / "page.gif")
 
         dark = window(viewport={**DESK, "height": 960}, color_scheme="dark")
         dark["#tint"].check()
