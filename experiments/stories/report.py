@@ -26,10 +26,25 @@ SHOWN = {
 
 def report(results: Results) -> str:
     """Return likelihood, judged samples, passes and infills."""
-    parts = ["## The bundled model", METHOD, *likelihood(results), *judged(results), *speculative(results)]
+    parts = ["## The bundled model", METHOD.format(**trained(results)), *likelihood(results), *judged(results)]
+    parts += speculative(results)
     parts += infills(results)
     parts.append("[All unselected samples](results/stories.md): sixteen of each mode.")
     return "\n\n".join(parts)
+
+
+def trained(results: Results) -> dict[str, str]:
+    """Return what the documents say of the training: tokens, steps, and the bound after some of the steps."""
+    found = results.get("about")
+    if found is None:
+        return {"tokens": "some", "steps": "some", "curve": "not measured yet"}
+    curve = {int(step): value for step, value in found["validations"].items()}
+    shown = [step for step in curve if step in (100, 200, 500) or step % 500 == 0 or step == max(curve)]
+    return {
+        "tokens": f"{found['tokens'] / 1e6:.1f} million",
+        "steps": f"{found['step']:,}",
+        "curve": ", ".join(f"{curve[step]:.2f} ({step:,})" for step in shown),
+    }
 
 
 def likelihood(results: Results) -> list[str]:
@@ -113,7 +128,7 @@ def pages(results: Results) -> dict[str, str]:
 
 def card(results: Results) -> str:
     """Return what the model card has beyond the table of `esolm export`."""
-    parts = [CARD.strip(), "## Likelihood", *likelihood(results), "## Samples", SEEDS]
+    parts = [CARD.format(**trained(results)).strip(), "## Likelihood", *likelihood(results), "## Samples", SEEDS]
     parts += [quote(results[name]["texts"][0]) for name in sorted(results) if name.startswith("seed-")]
     return "\n" + "\n\n".join(parts) + "\n"
 
@@ -125,8 +140,9 @@ def quote(text: str) -> str:
 
 METHOD = """`esolm sample stories`, `esolm infill stories "…"` and `esolm.load("stories")` use the model that the package
 contains: stories15M, a left-to-right model of children's stories, with its vocabulary cut to 5,297 pieces and adapted to
-any order with shifted queries on 4.1 million tokens (`experiments/stories/experiment.yaml` has every command). It is stored in
-bfloat16."""
+any order with shifted queries on {tokens} tokens (`experiments/stories/experiment.yaml` has every command). It is stored in
+bfloat16. The any-order bound on held-out stories, in nats per token after so many steps of 4,096 tokens: {curve}. The rate is
+constant and falls to zero over the last steps."""
 
 PAGE = """Written by the bundled model, none selected or edited: the first sixteen samples of seed 0 in each mode, with
 `--top_p 0.9`. Generated from `experiments/stories/results`, which has the commands."""
@@ -144,8 +160,8 @@ else. Do not use it for anything else.
 
 It began as [stories15M](https://github.com/karpathy/llama2.c) of llama2.c (MIT licence), whose vocabulary was cut to the pieces
 that occur at least five times in the training stories, and was adapted to any order by `esolm adapt`: shifted queries, the
-any-order loss, a quarter of the examples from left to right, a quarter at alpha_0 = 0.25 and half at 1. It saw 4.1 million
-tokens, about one epoch, in two hours on one CPU core, and its loss was still falling by 0.02 nats in a hundred steps. The text
+any-order loss, a quarter of the examples from left to right, a quarter at alpha_0 = 0.25 and half at 1. It saw {tokens}
+tokens in {steps} steps on one CPU core, far fewer than it could still learn from. The text
 is 3,796 stories of [TinyStories](https://arxiv.org/abs/2305.07759) (CDLA-Sharing-1.0) and 15,247 stories that stories15M wrote;
 those longer than 256 tokens were left out. 400 other real stories are held out; stories15M has probably seen them, the
 adaptation has not. The weights are under the MIT licence of stories15M; the file LICENSE beside this card has its text.
