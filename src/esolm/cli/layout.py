@@ -53,7 +53,9 @@ def arrange(made: Any) -> None:
             group(made, title, left & set(names))
     rest.title = "help"
     places = {id(each): 3 if title in COMMON else 1 for title, each in made.groups.items() if each.title == title}
-    made._action_groups.sort(key=lambda each: 0 if each is arguments else 4 if each is rest else places.get(id(each), 2))
+    made._action_groups.sort(
+        key=lambda each: 0 if each is arguments else 4 if each is rest else places.get(id(each), 2)
+    )
 
 
 @functools.cache

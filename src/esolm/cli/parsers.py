@@ -8,7 +8,6 @@ from typing import Any
 from . import COMMANDS
 
 
-
 def kinds(command: str) -> tuple[str, ...]:
     """The words that may follow a command whose options depend on them, such as `esolm tune grpo`; otherwise none."""
     if command == "bench":

@@ -99,7 +99,7 @@ def _flags(words: Sequence[str], flags: Iterable[str]) -> Iterator[tuple[str, st
         name, equals, value = words[i].partition("=")
         i += 1
         known = name in flags
-        if not known and (off := positive(name)) != name and off in flags:
+        if not (known or equals) and (off := positive(name)) in flags:
             name, equals, value, known = off, "=", "false", True
         if not known:
             yield words[i - 1], None
@@ -123,7 +123,9 @@ def _checked(argv: Sequence[str], parser: Any) -> list[str]:
     for word, given in _flags(argv, flags):
         if given is not None:
             if given not in _TRUTH:
-                raise ValueError(f"{word} is {given}; it is a flag: give {word}, or {word} false. See {parser.prog} --help")
+                raise ValueError(
+                    f"{word} is {given}; it is a flag: give {word}, or {word} false. See {parser.prog} --help"
+                )
             stored = isinstance(actions[word], argparse._StoreTrueAction)
             words = [other for other in words if other != word] if stored else words
             words += [] if stored and given == "false" else [word if stored else f"{word}={given}"]
@@ -204,7 +206,9 @@ class Calling:
     def make_parser(self) -> Any:
         """The parser, with the function's arguments and --json."""
         made = parser(self.usage, self.about)
-        made.add_function_arguments(signature(self.module, self.function), as_group=False, as_positional=True, skip={"force"})
+        made.add_function_arguments(
+            signature(self.module, self.function), as_group=False, as_positional=True, skip={"force"}
+        )
         add_json(made)
         return made
 

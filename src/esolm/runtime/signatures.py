@@ -19,7 +19,8 @@ _LIGHT = ("typing", "collections.abc", "pathlib")
 def signature(module: str, name: str) -> Callable[..., Any]:
     """A function that has only the signature and docstring of the function or dataclass `module.name` of this package.
 
-    Fields of a dataclass become arguments, and the docstrings below them the section Args of the docstring.
+    Fields of a dataclass become arguments, except those with a factory, and the docstrings below them the section Args
+    of the docstring. Inherited fields are left out.
     Annotations and defaults may use builtins, `typing`, `collections.abc`, `pathlib`, and literals of the module.
     """
     tree, path = _parsed(module)
@@ -81,7 +82,7 @@ def _as_function(node: ast.ClassDef) -> ast.FunctionDef:
     """The fields of a dataclass as the arguments of a function."""
     fields, about = list[ast.AnnAssign](), dict[str, str]()
     for statement, following in zip(node.body, [*node.body[1:], ast.Pass()]):
-        if isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.annotation).startswith("ClassVar"):
+        if isinstance(statement, ast.AnnAssign) and _is_option(statement):
             fields.append(statement)
             if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                 about[_name(statement)] = " ".join(str(following.value.value).split())
@@ -94,6 +95,11 @@ def _as_function(node: ast.ClassDef) -> ast.FunctionDef:
         defaults=[field.value for field in fields if field.value is not None],
     )
     return ast.FunctionDef(node.name, arguments, [ast.Expr(ast.Constant("\n".join(lines)))], [])
+
+
+def _is_option(field: ast.AnnAssign) -> bool:
+    """Whether a field is an argument with a simple default: no class variable, and not made by `field(…)`."""
+    return not (ast.unparse(field.annotation).startswith("ClassVar") or isinstance(field.value, ast.Call))
 
 
 def _name(field: ast.AnnAssign) -> str:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from os import PathLike, fspath
@@ -141,7 +141,12 @@ def add_options(parser: Any, system: str, config: type[RunConfig] = RunConfig) -
     """Add every option of a run of the named system to a jsonargparse parser, and return their dotted names."""
     from ..net.config import DenoiserConfig
 
-    parser.add_class_arguments(config, as_group=False, skip={*config.groups(), "net", "system"})
+    added = set[str]()
+    for cls in (cls for cls in config.__mro__ if dataclasses.is_dataclass(cls)):
+        # Not add_class_arguments, which would import what this module imports for type checkers alone.
+        own = signature(cls.__module__, cls.__name__)
+        parser.add_function_arguments(own, as_group=False, skip=added & _parameters(own))
+        added |= _parameters(own)
     for key, group in config.groups().items():
         parser.add_class_arguments(group, key)
     parser.add_class_arguments(DenoiserConfig, "net", skip={"vocab_size", "length", "latent_width"})
@@ -156,12 +161,16 @@ def add_system(parser: Any, system: str) -> None:
     from_data = set(literal("esolm.systems", "FROM_DATA"))
     if system in modules("esolm.systems"):
         own = signature(module := f"esolm.systems.{system}", class_in(module, "System", "AnyOrder"))
-        parser.add_function_arguments(own, "system", skip=from_data & set(inspect.signature(own).parameters))
+        parser.add_function_arguments(own, "system", skip=from_data & _parameters(own))
         return
     from ..systems import find
 
     cls = find(system)
     parser.add_class_arguments(cls, "system", skip=from_data & {each.name for each in dataclasses.fields(cls)})
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
 
 
 def preset_names() -> list[str]:
