@@ -1,4 +1,4 @@
-"""Shell completion: the scripts, run by the shells themselves. zsh and fish are skipped where they are not installed."""
+"""Shell completion: the scripts, run by the shells themselves; zsh and fish are skipped where there are none."""
 
 from __future__ import annotations
 

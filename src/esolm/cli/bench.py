@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -59,7 +60,8 @@ def make_parser(name: str = "machine") -> Any:
 def with_out(words: Sequence[str]) -> list[str]:
     """The words with `--json FILE`, as it was once written, as `--out FILE`, and `--json -` as `--json`."""
     found = list[str]()
-    for word in (part for word in words for part in (word.split("=", 1) if word.startswith("--json=") else [word])):
+    parts = (each.split("=", 1) if each.startswith("--json=") else [each] for each in words)
+    for word in itertools.chain.from_iterable(parts):
         value = found[-1:] == ["--json"] and not word.startswith("--") and word not in ("true", "false")
         if value and word != "-":
             found[-1] = "--out"

@@ -100,7 +100,7 @@ def import_errors(names: Sequence[str], patience: float = PATIENCE) -> dict[str,
             output = expired.stdout.decode() if isinstance(expired.stdout, bytes) else expired.stdout or ""
             end = f"the import takes longer than {patience:.0f} s"
         lines = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
-        found.update({name: error for name, error in map(json.loads, lines)})
+        found.update(dict(map(json.loads, lines)))
         if left := [name for name in rest if name not in found]:
             found[left[0]] = end
     return {name: error and " ".join(error.split()) for name, error in found.items()}

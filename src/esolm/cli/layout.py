@@ -48,9 +48,10 @@ def arrange(made: Any) -> None:
         arguments._group_actions.extend(positional)
         each._group_actions[:] = [action for action in each._group_actions if action not in positional]
     left = {action.dest for action in rest._group_actions} - {"help"}
-    for title, names in {**COMMON, "options": left - {name for names in COMMON.values() for name in names}}.items():
+    shared = set().union(*COMMON.values())
+    for title, names in {**COMMON, "options": left - shared}.items():
         if title not in made.groups:
-            group(made, title, left & set(names))
+            group(made, title, left.intersection(names))
     rest.title = "help"
     places = {id(each): 3 if title in COMMON else 1 for title, each in made.groups.items() if each.title == title}
     made._action_groups.sort(
@@ -63,7 +64,7 @@ def formatter() -> type[argparse.HelpFormatter]:
     """The class that formats help."""
     from jsonargparse import DefaultHelpFormatter
 
-    class Help(DefaultHelpFormatter):  # type: ignore[misc]
+    class Help(DefaultHelpFormatter):
         """One line for a flag, short names for numbers, defaults that say something."""
 
         def _format_action_invocation(self, action: Any) -> str:

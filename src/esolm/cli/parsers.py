@@ -24,7 +24,7 @@ def kinds(command: str) -> tuple[str, ...]:
 def parser_of(command: str, kind: str | None = None) -> Any:
     """The parser of a command, with its options in groups.
 
-    The options of `train`, `adapt`, `plan` and `demo` include those of the system esolm; `system_options` has the others.
+    The options of a run include those of the system esolm; `system_options` has those of the others.
     """
     from .layout import arrange
 
