@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .training.config import RunConfig
     from .training.trainer import Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "AnyOrder": "systems",

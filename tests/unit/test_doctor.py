@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from esolm import cli
 from esolm.cli import doctor, extras
+from support.building import PROJECT
 
-ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_FUNCTIONS = {"test", "docs", "all"}
 
 
