@@ -108,3 +108,16 @@ def test_the_wheel_works_with_the_core_dependencies_alone(wheel, tmp_path):
     found = json.loads(run(command, "doctor", "--json"))
     assert {extra["state"] for extra in found["extras"].values()} == {"missing"}
     assert "error" not in found["torch"]
+
+
+def test_the_release_workflow_is_complete():
+    """It cannot be run here: its jobs exist, and its commands are those that the tests above run."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    jobs = workflow["jobs"]
+    for job in jobs.values():
+        needs = job.get("needs", [])
+        assert ({needs} if isinstance(needs, str) else set(needs)) <= set(jobs)
+    commands = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    assert all(part in commands for part in ("-m build --sdist", "-m build --wheel", "twine check", "minimal_imports.py"))
+    assert workflow[True]["push"]["tags"] == ["v*"]  # YAML reads `on` as true
+    assert jobs["publish"]["needs"] == "install"
