@@ -118,6 +118,8 @@ def test_the_release_workflow_is_complete():
         needs = job.get("needs", [])
         assert ({needs} if isinstance(needs, str) else set(needs)) <= set(jobs)
     commands = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
-    assert all(part in commands for part in ("-m build --sdist", "-m build --wheel", "twine check", "minimal_imports.py"))
+    assert all(
+        part in commands for part in ("-m build --sdist", "-m build --wheel", "twine check", "minimal_imports.py")
+    )
     assert workflow[True]["push"]["tags"] == ["v*"]  # YAML reads `on` as true
     assert jobs["publish"]["needs"] == "install"
