@@ -1,4 +1,4 @@
-"""What is released: the distributions that `python -m build` makes, their metadata, and an installation of the wheel."""
+"""What is released: the distributions that `python -m build` makes, their metadata, and the wheel installed alone."""
 
 from __future__ import annotations
 
@@ -118,8 +118,7 @@ def test_the_release_workflow_is_complete():
         needs = job.get("needs", [])
         assert ({needs} if isinstance(needs, str) else set(needs)) <= set(jobs)
     commands = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
-    assert all(
-        part in commands for part in ("-m build --sdist", "-m build --wheel", "twine check", "minimal_imports.py")
-    )
+    steps = ("-m build --sdist", "-m build --wheel", "twine check", "minimal_imports.py", "esolm sample stories")
+    assert all(part in commands for part in steps)
     assert workflow[True]["push"]["tags"] == ["v*"]  # YAML reads `on` as true
     assert jobs["publish"]["needs"] == "install"

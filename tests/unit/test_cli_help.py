@@ -24,6 +24,7 @@ from esolm.runtime import signatures
 from esolm.storage.folder import packaged
 from esolm.training.config import RunConfig, add_options
 from esolm.tune.config import DpoConfig, GrpoConfig
+from support.runs import make_run
 
 HEAVY = ("torch", "numpy", "rich", "transformers", "datasets", "tokenizers", "safetensors")
 
@@ -235,3 +236,17 @@ def known_defaults(made) -> dict:
     from esolm.runtime.dotted import flat
 
     return {key: tuple(v) if isinstance(v, list) else v for key, v in flat(made.get_defaults().as_dict()).items()}
+
+
+def test_json_of_commands_that_write(capsys, tmp_path):
+    """Prepared data and exported models; each prints one JSON value and nothing else."""
+    (tmp_path / "texts.txt").write_text("one two three four five six\n" * 200)
+    data, model = tmp_path / "data", tmp_path / "model"
+    words = ["prepare", str(tmp_path / "texts.txt"), str(data), "--tokenizer=bytes", "--length=16", "--json"]
+    assert cli.main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["folder"], found["length"]) == (str(data), 16)
+    assert set(found["splits"]) == {"train", "valid"}
+    run = make_run(tmp_path / "run")
+    assert cli.main(["export", str(run), str(model), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": str(model)}
