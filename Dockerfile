@@ -13,7 +13,7 @@ RUN python -m venv /opt/esolm \
     fi
 COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY src src
-RUN /opt/esolm/bin/pip install --no-cache-dir -c constraints.txt '.[serve]'
+RUN /opt/esolm/bin/pip install --no-cache-dir -c constraints.txt '.[serve,constraints]'
 
 FROM python:3.11-slim
 COPY --from=build /opt/esolm /opt/esolm

@@ -13,20 +13,21 @@ if TYPE_CHECKING:
     from .core.visibility import Visibility
     from .likelihood.orders import LogProb
     from .model import LanguageModel, load
-    from .net.denoiser import Denoiser, DenoiserConfig, Rows
+    from .net.config import DenoiserConfig
+    from .net.denoiser import Denoiser, Rows
     from .sampling.events import Samples
     from .sampling.options import SamplingOptions
     from .systems import AnyOrder, System
     from .training.config import RunConfig
     from .training.trainer import Trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "AnyOrder": "systems",
     "Batch": "core.batch",
     "Denoiser": "net.denoiser",
-    "DenoiserConfig": "net.denoiser",
+    "DenoiserConfig": "net.config",
     "Draw": "core.draw",
     "LanguageModel": "model",
     "LogProb": "likelihood.orders",

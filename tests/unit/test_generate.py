@@ -145,8 +145,8 @@ def test_wrong_prompt_files_name_the_line(run, capsys, tmp_path):
         (["--sampler=order", "--length=3", "--order=1,0"], "permutation of 0 .. 2"),
         (["--num_steps=many"], "num_steps"),
         (["--steps=3"], "--steps"),
-        (["--weights=raw"], "'ema' or 'model'"),
-        (["--which=first"], "'best' or 'last'"),
+        (["--weights=raw"], "ema or model"),
+        (["--which=first"], "best or last"),
         (["--device=tpu9"], "tpu9"),
     ],
 )

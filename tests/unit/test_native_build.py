@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from esolm.net.native import library
+from support.building import NO_COMPILER, copied
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(library.__file__).parent
@@ -26,14 +27,6 @@ def compiled(path: Path, *flags: str) -> Path:
     return path
 
 
-def copied(folder: Path) -> Path:
-    """The files that a build needs, without a library that is already there."""
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.so*", "*.egg-info", "__pycache__"))
-    return folder
-
-
 def built(folder: Path, what: str, **environment: str) -> Path:
     script = f"from setuptools import build_meta; print(build_meta.build_{what}('.'))"
     found = subprocess.run(
@@ -45,7 +38,7 @@ def built(folder: Path, what: str, **environment: str) -> Path:
 
 
 def test_without_a_compiler_the_wheel_has_no_library(tmp_path: Path) -> None:
-    wheel = built(copied(tmp_path), "wheel", CC="false", CXX="false", LDSHARED="false", LDCXXSHARED="false")
+    wheel = built(copied(tmp_path), "wheel", **NO_COMPILER)
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not any(".so" in name for name in zipfile.ZipFile(wheel).namelist())
 

@@ -30,7 +30,12 @@ NAMES = {
 
 def find(name: str) -> Callable[..., dict[str, Any]]:
     """Return the function of a benchmark; raises ValueError for an unknown name."""
-    if name not in NAMES:
-        raise ValueError(f"no benchmark {name!r}: choose from {', '.join(NAMES)}")
+    check_name(name)
     run: Callable[..., dict[str, Any]] = importlib.import_module(f"{__name__}.{name}").run
     return run
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for a benchmark that does not exist."""
+    if name not in NAMES:
+        raise ValueError(f"no benchmark {name!r}: choose from {', '.join(NAMES)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -17,16 +18,16 @@ def gemm(dtype: torch.dtype, size: int = 1024, rounds: int = 5) -> float:
     return 2 * size**3 / _best(lambda: F.linear(a, b), rounds) / 1e9
 
 
-def read_bandwidth(megabytes: int = 512, rounds: int = 5) -> float:
-    """Return the best GB/s of summing a buffer much larger than the CPU caches."""
+def read_bandwidth(megabytes: int = 512, rounds: int = 5, most: float = math.inf) -> float:
+    """Return the best GB/s of summing a buffer much larger than the CPU caches; most: seconds after which to stop."""
     buffer = torch.ones(megabytes * 2**20 // 4)
-    return buffer.numel() * 4 / _best(lambda: buffer.sum(), rounds) / 1e9
+    return buffer.numel() * 4 / _best(lambda: buffer.sum(), rounds, most) / 1e9
 
 
-def _best(call: Any, rounds: int) -> float:
+def _best(call: Any, rounds: int, most: float = math.inf) -> float:
     call()
-    seconds = []
-    for _ in range(rounds):
+    seconds = list[float]()
+    while len(seconds) < rounds and (not seconds or sum(seconds) < most):
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)

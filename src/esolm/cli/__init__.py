@@ -11,38 +11,57 @@ import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = {
-    "demo": "Train a small Eso-LM on a small corpus and show what it learned.",
-    "sample": "Generate text: esolm sample MODEL [--prompt TEXT --alpha_0 0.25 --num_steps 64 --show].",
-    "infill": 'Fill in the blanks of a text: esolm infill MODEL "The ____ fox" [--tokens_per_blank 8].',
-    "score": "Likelihood of texts: esolm score MODEL CORPUS|FILE|FOLDER [--estimator iw --num_orders 100].",
-    "serve": "Serve a model over HTTP, with a page to try it on: esolm serve MODEL [--port 8000 --api_key KEY].",
-    "prepare": "Turn a corpus into token shards: esolm prepare CORPUS FOLDER [--tokenizer bpe:4096 --length 256].",
-    "train": "Train a model or resume a run: esolm train PRESET|FILE.yaml [--data FOLDER --optim.lr 1e-3].",
-    "adapt": "Adapt a left-to-right model to any order: esolm adapt MODEL RUN --data FOLDER.",
-    "tune": "Tune a model by rewards or preferences: esolm tune grpo|dpo MODEL RUN [--reward NAME --data FILE.jsonl].",
-    "plan": "Memory, speed and traffic of a run on many GPUs: esolm plan PRESET [--gpus 64 --gpu_memory 80GB].",
-    "info": "Describe a run, a checkpoint, a model or a data folder: esolm info FOLDER [--json].",
-    "export": "Write a model folder with a model card: esolm export RUN OUT.",
-    "convert": "Convert a published checkpoint: esolm convert FILE.ckpt|FOLDER|HUB-NAME OUT [--tokenizer gpt2:PATH].",
-    "consolidate": "Join a checkpoint that several processes saved: esolm consolidate RUN|CHECKPOINT.",
-    "judge": "Generative perplexity and entropy of samples: esolm judge SAMPLES.jsonl JUDGE [--json].",
-    "words": "Share of words in samples that occur in real texts: esolm words SAMPLES.jsonl CORPUS [--json].",
-    "mauve": "MAUVE between samples and real texts: esolm mauve SAMPLES.jsonl REFERENCES EMBEDDER [--json].",
-    "overlap": "ROUGE of predictions: esolm overlap FILE.jsonl [--bertscore FOLDER --json].",
-    "molecules": "Validity, uniqueness and novelty of SMILES samples: esolm molecules SAMPLES.jsonl [--train FILE].",
-    "variance": "Spread of single estimates of a bound: esolm variance MODEL FILE [--trials 100].",
-    "bench": "Measure speed on this machine: esolm bench NAME.",
+GROUPS = {
+    "try a model": {
+        "demo": "Show the bundled model, then train a small one on this machine in two minutes.",
+        "sample": "Generate text, from scratch or from a prompt.",
+        "infill": "Fill in the blanks of a text.",
+        "serve": "Serve a model over HTTP, with a page to try it on.",
+    },
+    "train": {
+        "prepare": "Turn a corpus into token shards.",
+        "train": "Train a model or resume a run.",
+        "plan": "Estimate memory, speed and traffic of a run on many GPUs.",
+    },
+    "adapt and tune": {
+        "convert": "Convert a published checkpoint into a model folder.",
+        "adapt": "Adapt a left-to-right model to any order.",
+        "tune": "Tune a model by rewards (grpo) or preferences (dpo).",
+    },
+    "measure": {
+        "score": "Likelihood of texts, with its error.",
+        "variance": "Spread of single estimates of a bound.",
+        "judge": "Generative perplexity and entropy of samples, by an outside model.",
+        "mauve": "MAUVE between samples and real texts.",
+        "words": "Share of the words in samples that occur in real texts.",
+        "overlap": "ROUGE and BERTScore of predictions.",
+        "molecules": "Validity, uniqueness and novelty of samples of SMILES.",
+        "bench": "Measure speed on this machine.",
+    },
+    "runs and models": {
+        "info": "Describe a run, a checkpoint, a model or a data folder.",
+        "export": "Write a run as a model folder with a model card.",
+        "consolidate": "Join a checkpoint that several processes saved.",
+    },
+    "this installation": {
+        "doctor": "Report what this machine has, and what to install for what is missing.",
+        "completion": "Print a script that completes commands and options in bash, zsh or fish.",
+    },
 }
+"""The commands by what they are for."""
+COMMANDS = {word: about for group in GROUPS.values() for word, about in group.items()}
 
 
 def usage() -> str:
-    """All commands, a line each."""
-    lines = [f"  {word:11} {summary}" for word, summary in COMMANDS.items()]
-    last = (
-        "esolm COMMAND --help lists the options of a command. --import MODULE, in any command, imports a module first."
+    """All commands in groups, a line each."""
+    parts = ["usage: esolm COMMAND …"]
+    for title, commands in GROUPS.items():
+        parts.append("\n".join([f"{title}:", *(f"  {word:12} {about}" for word, about in commands.items())]))
+    parts.append(
+        "esolm COMMAND --help lists the options of a command, with examples. esolm --version prints the version.\n"
+        "--import MODULE, in any command, imports a module first."
     )
-    return "usage: esolm COMMAND …\n\n" + "\n".join(lines) + f"\n\n{last}"
+    return "\n\n".join(parts)
 
 
 def import_modules(words: Sequence[str]) -> list[str]:

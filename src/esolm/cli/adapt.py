@@ -5,8 +5,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from . import train
+from .parsing import parse
+
+
+def make_parser(preset: str = "adapt") -> Any:
+    """The parser, for help: the options are those of `esolm train`."""
+    usage = "adapt MODEL RUN --data FOLDER"
+    made, _, _, defaults = train.run_parser("adapt", preset, add=_add_preset, usage=usage)
+    made.set_defaults(defaults)
+    return made
+
+
+def _add_preset(made: Any) -> None:
+    made.add_argument("--preset", type=str, default="adapt", help="A preset of `esolm train`, or a YAML file.")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -15,9 +29,7 @@ def run(argv: Sequence[str]) -> int:
     first.add_argument("--preset", default="adapt")
     found, argv = first.parse_known_args(list(argv))
     if {"-h", "--help"} & set(argv):
-        print("usage: esolm adapt MODEL RUN --data FOLDER [--preset PRESET] [--option VALUE ...]\n")
-        print(f"The same as esolm train {found.preset} --init MODEL --run RUN, with these options:\n")
-        return train.run([found.preset, "--help"])
+        parse(make_parser(found.preset), ["--help"])
     if len(argv) < 2 or any(word.startswith("-") for word in argv[:2]):
         raise ValueError("give a model and a run folder first: esolm adapt MODEL RUN --data FOLDER")
     model, folder, *options = argv

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from ..storage import checkpoint
 from . import COMMANDS
-from .parsing import parse, parser
+from .parsing import add_json, parse, parser
+
+
+def make_parser() -> Any:
+    """The parser."""
+    made = parser("consolidate RUN|CHECKPOINT", COMMANDS["consolidate"])
+    made.add_argument("folder", type=str, help="A checkpoint, or a run to consolidate all its checkpoints.")
+    add_json(made)
+    return made
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    made = parser("consolidate RUN|CHECKPOINT", COMMANDS["consolidate"])
-    made.add_argument("folder", type=str, help="A checkpoint, or a run to consolidate all its checkpoints.")
-    folder = Path(parse(made, argv)["folder"])
+    options = parse(make_parser(), argv)
+    from ..storage import checkpoint
+
+    folder = Path(options["folder"])
     root = folder / "checkpoints"
     found = [root / checkpoint.name_of(step) for step in checkpoint.list_steps(root)] or [folder]
-    for each in found:
-        print(checkpoint.consolidate(each))
+    written = [str(checkpoint.consolidate(each)) for each in found]
+    print(json.dumps({"paths": written}) if options["json"] else "\n".join(written))
     return 0

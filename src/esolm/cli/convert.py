@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
-from .parsing import to_folder
+from .parsing import Writing, parse
+
+_COMMAND = Writing(
+    "esolm.interop.convert",
+    "convert",
+    "convert FILE.ckpt|FILE.gguf|FOLDER|HUB-NAME OUT",
+    "Convert a published checkpoint into a model folder, without executing anything from it.",
+)
+make_parser = _COMMAND.make_parser
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    about = "Convert a published checkpoint into a model folder, without executing anything from it."
-    usage = "convert FILE.ckpt|FILE.gguf|FOLDER|HUB-NAME OUT"
-    model, options = to_folder("esolm.interop.convert", "convert", usage, about, argv)
+    options = parse(make_parser(), argv)
+    as_json = options.pop("json")
+    model = _COMMAND.call(options)
     from ..interop.convert import report
+    from .info import describe_model
 
-    print(report(model, options["out"]))
+    print(json.dumps(describe_model(Path(options["out"])), indent=1) if as_json else report(model, options["out"]))
     return 0

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+from .parsing import parse
+from .train import OWN, read, run_parser, show
 
-from ..data import Loader, Manifest, prepare
-from ..metrics.ngrams import ngram_perplexity
-from ..model import load
-from ..training.trainer import Trainer
-from . import infill, sample
-from .train import OWN, read, show
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import Console
+
+    from ..data import Manifest
 
 MODES = {"diffusion": 1.0, "hybrid": 0.25, "left to right": 0.0}  # alpha_0
 
@@ -27,13 +26,27 @@ SENTENCE = (
 )  # fmt: skip
 
 
+def make_parser() -> Any:
+    """The parser, with the defaults of the preset demo."""
+    made, _, _, defaults = run_parser("demo", "demo", usage="demo")
+    made.set_defaults(defaults)
+    return made
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the command; it takes the options of `esolm train demo`."""
+    if {"-h", "--help"} & set(argv):
+        parse(make_parser(), ["--help"])
     config, own = read(["demo", *argv], "demo")
     if own[OWN]:
         return show(config)
     if (name := config.system["name"]) != "esolm":
         raise ValueError(f"the demo needs the system esolm: for {name} use `esolm train demo --system.name {name}`")
+    from rich.console import Console
+
+    from ..data import prepare
+    from ..training.trainer import Trainer
+
     data, corpus = Path(config.data), config.corpus
     console = Console(highlight=False)
     show_bundled(console)
@@ -52,6 +65,8 @@ def run(argv: Sequence[str]) -> int:
 
 def show_bundled(console: Console) -> None:
     """Sample a text out of order and fill in blanks with the bundled model."""
+    from . import infill, sample
+
     console.print(f"[bold]1. The model that comes with the package ({BUNDLED}) writes a story out of order[/bold]")
     sample.run([BUNDLED, *FIRST])
     console.print("\n[bold]2. It fills in a gap, given both sides[/bold]")
@@ -61,6 +76,10 @@ def show_bundled(console: Console) -> None:
 
 def show_perplexity(console: Console, perplexity: float, manifest: Manifest) -> None:
     """Print the validation perplexity beside those of n-gram models on the same split."""
+    from rich.table import Table
+
+    from ..metrics.ngrams import ngram_perplexity
+
     train, held_out = (read_split(manifest, split) for split in ("train", "valid"))
     table = Table("model", "validation perplexity", title="what it learned")
     for name, order in (("unigram", 1), ("bigram", 2)):
@@ -71,12 +90,18 @@ def show_perplexity(console: Console, perplexity: float, manifest: Manifest) -> 
 
 def read_split(manifest: Manifest, split: str) -> np.ndarray:
     """All sequences of a split, [n, L]."""
+    import numpy as np
+
+    from ..data import Loader
+
     loader = Loader(manifest.folder, split, batch_size=256, shuffle=False)
     return np.concatenate([loader.batch(step).x.numpy() for step in range(len(loader))])
 
 
 def show_samples(console: Console, folder: Path) -> None:
     """Print one sample of the same model in each mode."""
+    from ..model import load
+
     model = load(folder)
     for name, alpha_0 in MODES.items():
         text = model.sample(num_samples=1, alpha_0=alpha_0, num_steps=model.net.config.length, seed=0).texts[0]

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from .parsing import to_folder
+from .parsing import Writing, parse
+
+_COMMAND = Writing(
+    "esolm.interop.export",
+    "export",
+    "export RUN OUT",
+    "Write a model as a folder that transformers and esolm.load open, with a model card.",
+)
+make_parser = _COMMAND.make_parser
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    about = "Write a model as a folder that transformers and esolm.load open, with a model card."
-    written, _ = to_folder("esolm.interop.export", "export", "export RUN OUT", about, argv)
-    print(f"wrote {written}")
+    options = parse(make_parser(), argv)
+    as_json = options.pop("json")
+    written = _COMMAND.call(options)
+    print(json.dumps({"path": str(written)}) if as_json else f"wrote {written}")
     return 0

@@ -9,18 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from . import COMMANDS
-from .parsing import parse, parser
+from .parsing import add_json, parse, parser
 
 LONGEST = 200
 """Characters of a value in the table; JSON has all of them, such as the token counts of diffusionbert."""
 
 
+def make_parser() -> Any:
+    """The parser."""
+    made = parser("info FOLDER", COMMANDS["info"])
+    made.add_argument("folder", type=str, help="A run, a checkpoint, a model, also a bundled one, or prepared data.")
+    add_json(made)
+    return made
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    made = parser("info FOLDER", COMMANDS["info"])
-    made.add_argument("folder", type=str, help="A run, a checkpoint, a model or prepared data.")
-    made.add_argument("--json", action="store_true", help="Print JSON.")
-    options = parse(made, argv)
+    options = parse(make_parser(), argv)
     about = describe(Path(options["folder"]))
     if about["kind"] != "data":
         from ..net.native.library import status

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from .parsing import Reporting
 
-from .parsing import report
-
-
-def run(argv: Sequence[str]) -> int:
-    """Run the command."""
-    return report(
-        "esolm.metrics.judge",
-        "judge",
-        "judge SAMPLES.jsonl JUDGE",
-        "Quality of the samples that `esolm sample --out` wrote, by an outside causal language model.",
-        argv,
-    )
+_COMMAND = Reporting(
+    "esolm.metrics.judge",
+    "judge",
+    "judge SAMPLES.jsonl JUDGE",
+    "Quality of the samples that `esolm sample --out` wrote, by an outside causal language model.",
+)
+make_parser, run = _COMMAND.make_parser, _COMMAND.run

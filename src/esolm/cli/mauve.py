@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from .parsing import Reporting
 
-from .parsing import report
-
-
-def run(argv: Sequence[str]) -> int:
-    """Run the command."""
-    return report(
-        "esolm.metrics.mauve",
-        "mauve",
-        "mauve SAMPLES.jsonl REFERENCES EMBEDDER",
-        "MAUVE between the samples that `esolm sample --out` wrote and real texts, by a local embedder.",
-        argv,
-    )
+_COMMAND = Reporting(
+    "esolm.metrics.mauve",
+    "mauve",
+    "mauve SAMPLES.jsonl REFERENCES EMBEDDER",
+    "MAUVE between the samples that `esolm sample --out` wrote and real texts, by a local embedder.",
+)
+make_parser, run = _COMMAND.make_parser, _COMMAND.run

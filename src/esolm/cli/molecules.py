@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from .parsing import Reporting
 
-from .parsing import report
-
-
-def run(argv: Sequence[str]) -> int:
-    """Run the command."""
-    return report(
-        "esolm.metrics.molecules",
-        "molecules",
-        "molecules SAMPLES.jsonl",
-        "How many of the samples that `esolm sample --out` wrote are valid, distinct and new molecules.",
-        argv,
-    )
+_COMMAND = Reporting(
+    "esolm.metrics.molecules",
+    "molecules",
+    "molecules SAMPLES.jsonl",
+    "How many of the samples that `esolm sample --out` wrote are valid, distinct and new molecules.",
+)
+make_parser, run = _COMMAND.make_parser, _COMMAND.run

@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import collections.abc
 import difflib
-import importlib.util
+import importlib
 import json
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-_LIGHT = ("typing", "collections.abc", "pathlib")
+from ..runtime.signatures import signature
+from .examples import EXAMPLES
+
 _NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+_TRUTH = {"true": True, "false": False}
+JSON = "Print JSON and nothing else."
 
 
-def parser(usage: str, about: str) -> Any:
-    """A parser for the words after `esolm COMMAND`, where usage is `COMMAND ARGUMENT …`."""
+def parser(usage: str, about: str, examples: str | None = None) -> Any:
+    """A parser for the words after `esolm COMMAND`, where usage is `COMMAND ARGUMENT …`.
+
+    examples: the key of the examples to show; by default the command.
+    """
     from jsonargparse import ArgumentParser, set_parsing_settings
 
+    from .layout import formatter
+
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    prog, usage = f"esolm {usage.split()[0]}", f"esolm {usage} [--option VALUE ...]"
+    word = usage.split()[0]
+    lines = "".join(f"  {line}\n" for line in EXAMPLES.get(examples or word, ()))
     last = "--import MODULE, anywhere: import a module first, such as that of your own system."
-    return ArgumentParser(prog=prog, usage=usage, description=about, epilog=last, exit_on_error=False)
+    return ArgumentParser(
+        prog=f"esolm {word}",
+        usage=f"esolm {usage} [--option VALUE ...]",
+        description=about,
+        epilog=f"examples:\n{lines}\n{last}" if lines else last,
+        exit_on_error=False,
+        formatter_class=formatter(),
+    )
 
 
 def parse(parser: Any, argv: Sequence[str], defaults: bool = True) -> dict[str, Any]:
@@ -35,8 +51,11 @@ def parse(parser: Any, argv: Sequence[str], defaults: bool = True) -> dict[str, 
 
     Raises ValueError, with the option and what it allows, for anything else.
     """
-    actions = {option: action for action in parser._actions for option in action.option_strings}
-    words = _checked(argv, actions, parser.prog)
+    words = _checked(argv, parser)
+    if {"-h", "--help"} & set(words):
+        from .layout import arrange
+
+        arrange(parser)
     try:
         return parser.parse_args(words, defaults=defaults).as_dict()
     except argparse.ArgumentError as error:
@@ -52,15 +71,71 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f": did you mean {' or '.join(near)}?" if near else ""
 
 
-def _checked(argv: Sequence[str], actions: dict[str, Any], prog: str) -> list[str]:
-    """The words, with `2,0,1` as a list where an option takes one; raises ValueError for an unknown option."""
+def is_flag(action: Any) -> bool:
+    """Whether an option is true or false, and so may be given without a value."""
+    return isinstance(action, argparse._StoreTrueAction) or getattr(action, "_typehint", None) is bool
+
+
+def positive(word: str) -> str:
+    """The option that `--no-option` or `--no_option` switches off; otherwise the word itself."""
+    return re.sub(r"^--no[-_]", "--", word)
+
+
+def taken(words: Sequence[str], flag: str) -> tuple[bool, list[str]]:
+    """Whether the words have this flag, as `--flag`, `--flag true` or `--flag=true`, and the other words."""
+    rest, value = list[str](), False
+    for word, given in _flags(words, {flag}):
+        if given is None:
+            rest.append(word)
+        else:
+            value = given == "true"
+    return value, rest
+
+
+def _flags(words: Sequence[str], flags: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Each word, and with each flag its value, true unless the word says or the next word is something else."""
+    flags, i = set(flags), 0
+    while i < len(words):
+        name, equals, value = words[i].partition("=")
+        i += 1
+        known = name in flags
+        if not (known or equals) and (off := positive(name)) in flags:
+            name, equals, value, known = off, "=", "false", True
+        if not known:
+            yield words[i - 1], None
+        elif equals:
+            yield name, value.lower()
+        elif i < len(words) and words[i].lower() in _TRUTH:
+            yield name, words[i].lower()
+            i += 1
+        else:
+            yield name, "true"
+
+
+def _checked(argv: Sequence[str], parser: Any) -> list[str]:
+    """The words as jsonargparse takes them: flags with a value, `2,0,1` as a list where an option takes one.
+
+    Raises ValueError for an unknown option and for a flag that is neither true nor false.
+    """
+    actions = {option: action for action in parser._actions for option in action.option_strings}
+    flags = {option for option, action in actions.items() if is_flag(action)}
     words, listing = list[str](), False
-    for word in argv:
+    for word, given in _flags(argv, flags):
+        if given is not None:
+            if given not in _TRUTH:
+                raise ValueError(
+                    f"{word} is {given}; it is a flag: give {word}, or {word} false. See {parser.prog} --help"
+                )
+            stored = isinstance(actions[word], argparse._StoreTrueAction)
+            words = [other for other in words if other != word] if stored else words
+            words += [] if stored and given == "false" else [word if stored else f"{word}={given}"]
+            listing = False
+            continue
         name, equals, value = word.partition("=")
         if name.startswith("--") and len(name) > 2:
             if name not in actions:
                 known = [option for option in actions if option.startswith("--") and not option.endswith("+")]
-                raise ValueError(f"unknown option {name}{nearest(name, known) or '.'} See {prog} --help")
+                raise ValueError(f"unknown option {name}{nearest(name, known) or '.'} See {parser.prog} --help")
             listing = _is_list(getattr(actions[name], "_typehint", None))
             words.append(f"{name}={_as_list(value)}" if listing and equals else word)
             listing = listing and not equals
@@ -110,50 +185,58 @@ def _allowed(hint: Any) -> str:
     return _NAMES.get(hint, str(hint))
 
 
-def signature(module: str, name: str) -> Callable[..., Any]:
-    """A function that has only the signature and docstring of `module.name`, read from the source.
-
-    The module is not imported, so `--help` need not wait for PyTorch.
-    """
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    body = list[ast.stmt]()
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module in _LIGHT:
-            body.append(node)
-        elif isinstance(node, ast.FunctionDef) and node.name == name:
-            node.body, node.decorator_list, node.returns = node.body[:1], [], None
-            body.append(node)
-    scope: dict[str, Any] = {"__name__": __name__}  # jsonargparse imports the module that a function names
-    exec(compile(ast.Module(body, []), spec.origin, "exec"), scope)
-    return scope[name]
+def add_json(made: Any) -> None:
+    """Add the flag --json."""
+    made.add_argument("--json", action="store_true", help=JSON)
 
 
-def report(module: str, name: str, usage: str, about: str, argv: Sequence[str]) -> int:
-    """Call a function that returns numbers, and print them as lines or as JSON."""
-    made = parser(usage, about)
-    made.add_function_arguments(signature(module, name), as_positional=True)
-    made.add_argument("--json", action="store_true", help="Print JSON and nothing else.")
-    options = parse(made, argv)
-    as_json = options.pop("json")
-    found = getattr(importlib.import_module(module), name)(**options)
-    lines = (
-        f"{key:22} " + (", ".join(value) if isinstance(value, list) else f"{value:.5g}")
-        for key, value in found.items()
-        if value is not None
-    )
-    print(json.dumps(found, allow_nan=False) if as_json else "\n".join(lines))
-    return 0
+@dataclass(frozen=True)
+class Calling:
+    """A command whose arguments are those of one function, which is imported after they are parsed."""
+
+    module: str
+    function: str
+    usage: str
+    about: str
+
+    def call(self, options: dict[str, Any]) -> Any:
+        """Call the function."""
+        return getattr(importlib.import_module(self.module), self.function)(**options)
+
+    def make_parser(self) -> Any:
+        """The parser, with the function's arguments and --json."""
+        made = parser(self.usage, self.about)
+        made.add_function_arguments(
+            signature(self.module, self.function), as_group=False, as_positional=True, skip={"force"}
+        )
+        add_json(made)
+        return made
 
 
-def to_folder(module: str, name: str, usage: str, about: str, argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """Call a function that writes a model folder; what it returns, and its options."""
-    made = parser(usage, about)
-    made.add_function_arguments(signature(module, name), as_positional=True, skip={"force"})
-    made.add_argument("--force", action="store_true", help="Replace OUT if it is a model folder of esolm.")
-    options = parse(made, argv)
-    return getattr(importlib.import_module(module), name)(**options), options
+class Reporting(Calling):
+    """A command that prints the numbers which a function returns."""
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Call the function, and print its numbers as lines or as JSON."""
+        options = parse(self.make_parser(), argv)
+        as_json = options.pop("json")
+        found = self.call(options)
+        lines = (
+            f"{key:22} " + (", ".join(value) if isinstance(value, list) else f"{value:.5g}")
+            for key, value in found.items()
+            if value is not None
+        )
+        print(json.dumps(found, allow_nan=False) if as_json else "\n".join(lines))
+        return 0
+
+
+class Writing(Calling):
+    """A command that writes a model folder."""
+
+    def make_parser(self) -> Any:
+        made = super().make_parser()
+        made.add_argument("--force", action="store_true", help="Replace OUT if it is a model folder of esolm.")
+        return made
 
 
 def announce(text: str, quiet: bool = False) -> None:

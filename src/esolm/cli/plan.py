@@ -6,15 +6,22 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from ..training.options import Cluster
+from .layout import group
+from .parsing import add_json
+from .train import OWN, read, run_parser, show
 
-from ..training.plan import Cluster, plan
-from .train import OWN, read, show
+if TYPE_CHECKING:
+    from rich.table import Table
 
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def make_parser() -> Any:
+    """The parser, with the options of the system esolm."""
+    return run_parser("plan", add=add_options).made
 
 
 def run(argv: Sequence[str]) -> int:
@@ -26,10 +33,15 @@ def run(argv: Sequence[str]) -> int:
     if own.pop(OWN):
         return show(config)
     as_json, vocab_size, memory = own.pop("json"), own.pop("vocab_size"), own.pop("gpu_memory")
-    figures = plan(config, Cluster(gpu_memory=size(memory), **own), vocab_size)
+    cluster = Cluster(gpu_memory=size(memory), **own)
+    from ..training.plan import plan
+
+    figures = plan(config, cluster, vocab_size)
     if as_json:
         print(json.dumps(figures, indent=1))
     else:
+        from rich.console import Console
+
         Console(highlight=False).print(table(figures))
     return 0
 
@@ -40,7 +52,8 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--gpu_memory", type=str, default="80GB", help="Memory of each GPU, as in 80GB.")
     about = "Ids of the vocabulary, the mask included (default: those of init or of the preset, otherwise 50258)."
     parser.add_argument("--vocab_size", type=int, help=about)
-    parser.add_argument("--json", action="store_true", help="Print JSON and nothing else.")
+    add_json(parser)
+    group(parser, "GPUs", ("gpus", "gpu_memory", "tflops", "efficiency", "vocab_size"))
 
 
 def size(text: str) -> float:
@@ -53,6 +66,8 @@ def size(text: str) -> float:
 
 def table(figures: dict[str, Any]) -> Table:
     """The figures as a table."""
+    from rich.table import Table
+
     made = Table(show_header=False)
     made.add_row("parameters", f"{figures['parameters'] / 1e6:,.0f} M")
     if figures["trained_parameters"] < figures["parameters"]:

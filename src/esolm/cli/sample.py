@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .generation_options import add_options, run_generation
+from .generation_options import CONSTRAINTS, MODEL, add_options, run_generation
+from .layout import group
 from .parsing import parse, parser
 
 if TYPE_CHECKING:
@@ -17,17 +18,24 @@ if TYPE_CHECKING:
     from .generate import Job
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command."""
+def make_parser() -> Any:
+    """The parser."""
     made = parser("sample MODEL", "Generate text from scratch or from a prompt.")
-    made.add_argument("run", type=str, help="A run, a checkpoint, a model folder, or a bundled model by its name.")
+    made.add_argument("run", **MODEL)
     option = made.add_argument
     option("--length", type=int, help="Tokens of a sample, the prompt included (default: the training length).")
     option("--prompt", type=str, help="The text that every sample begins with.")
     option("--prompt_file", type=str, help='One prompt per line, or .jsonl with "prompt"; num_samples for each.')
     option("--chat", action="store_true", help="The prompt is a question, rendered by the tokenizer's chat template.")
     add_options(made)
-    options = parse(made, argv)
+    group(made, "text", ("length", "prompt", "prompt_file", "chat", "num_samples"))
+    group(made, "constraints", CONSTRAINTS)
+    return made
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command."""
+    options = parse(make_parser(), argv)
     if options["prompt"] is not None and options["prompt_file"] is not None:
         raise ValueError("give either --prompt or --prompt_file")
     return run_generation(options, plan)

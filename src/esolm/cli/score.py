@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .parsing import announce, parse, parser
+from .generation_options import MODEL
+from .layout import group
+from .parsing import add_json, announce, parse, parser
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,18 @@ class Scoring:
         return default if self.num_orders is None else self.num_orders
 
 
+def make_parser() -> Any:
+    """The parser."""
+    made = scoring_parser("score", Scoring)
+    group(made, "estimate", ("estimator", "num_orders", "antithetic", "num_draws", "alpha_0"))
+    texts = ("num_sequences", "length", "split", "field", "detokenizer", "lines", "newlines", "eos", "frame")
+    group(made, "texts", texts)
+    return made
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    given = parse(scoring_parser("score", Scoring), argv)
+    given = parse(make_parser(), argv)
     model, corpora = given.pop("run"), given.pop("corpora")
     options = Scoring(**given)
     announce(f"loading {model} …", quiet=options.json)
@@ -87,10 +98,10 @@ def scoring_parser(word: str, options: type) -> Any:
     several = word == "score"
     about = "Likelihood of texts, with its error." if several else "Spread of single estimates of a bound."
     made = parser(f"{word} MODEL CORPUS|FILE|FOLDER{' …' if several else ''}", about)
-    made.add_argument("run", type=str, help="A run, a checkpoint, a model folder, or a bundled model by its name.")
+    made.add_argument("run", **MODEL)
     number: dict[str, Any] = {"nargs": "+"} if several else {}
     what = "Prepared data, a text file or folder, or the name of a corpus, as in `esolm prepare`."
-    made.add_argument("corpora" if several else "corpus", type=str, help=what, **number)
-    made.add_class_arguments(options, skip={"json"})
-    made.add_argument("--json", action="store_true", help="Print JSON and nothing else.")
+    made.add_argument("corpora" if several else "corpus", type=str, metavar="CORPUS", help=what, **number)
+    made.add_class_arguments(options, as_group=False, skip={"json"})
+    add_json(made)
     return made

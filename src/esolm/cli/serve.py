@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ..serving.options import EngineOptions, ServerOptions
+from .generation_options import MODEL, add_loading
+from .layout import group
 from .parsing import announce, parse, parser
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command."""
+def make_parser() -> Any:
+    """The parser."""
     made = parser("serve MODEL", "Serve a model over HTTP. The key may also be in the variable ESOLM_API_KEY.")
-    made.add_argument("run", type=str, help="A run, a checkpoint, a model folder, or a bundled model by its name.")
+    made.add_argument("run", **MODEL)
     option = made.add_argument
     option("--host", type=str, default="127.0.0.1", help="Address to listen on; 0.0.0.0 lets other machines in.")
     option("--port", type=int, default=8000, help="Port to listen on; 0 takes a free one.")
@@ -22,13 +24,14 @@ def run(argv: Sequence[str]) -> int:
     made.add_class_arguments(ServerOptions)
     option("--cors", type=str, help="Let pages of this origin call the API, as in https://example.org.")
     option("--drain", type=float, default=30.0, help="Seconds that running requests get after SIGTERM.")
-    option("--device", type=str, default="auto", help="auto (a GPU if there is one), cpu, cuda or mps.")
-    option("--precision", type=str, default="auto", help="float32, bf16, int8, int4, or auto: bf16 where it is fast.")
-    option("--engine", type=str, default="auto", help="native, torch, or auto: native where it can be used.")
-    option("--threads", type=int, help="CPU threads; PyTorch's choice if not given.")
-    option("--weights", type=str, default="ema", help="ema, or model for the raw ones.")
-    option("--which", type=str, default="best", help="The best or the last checkpoint of a run.")
-    return serve(parse(made, argv))
+    add_loading(made)
+    group(made, "address", ("host", "port", "cors", "drain"))
+    return made
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command."""
+    return serve(parse(make_parser(), argv))
 
 
 def serve(options: Mapping[str, Any]) -> int:

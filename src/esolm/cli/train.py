@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from ..runtime.dotted import flat
 from ..training.config import RunConfig, add_options, nearest, preset_names, read_preset
 from . import COMMANDS
-from .parsing import parse, parser
+from .layout import group
+from .parsing import parse, parser, positive, taken
 
 OWN = "print_config"
 
@@ -40,37 +41,84 @@ def read(
 
     add: adds the command's own options to the parser, besides --print_config.
     """
-    names = ", ".join(preset_names())
     helping = bool({"-h", "--help"} & set(argv))
     if not argv or (argv[0].startswith("-") and not helping):
-        raise ValueError(f"give a preset or a YAML file first: one of {names}, or FILE.yaml")
+        raise ValueError(f"give a preset or a YAML file first: one of {', '.join(preset_names())}, or FILE.yaml")
     name, options = (None, list(argv)) if argv[0].startswith("-") else (argv[0], list(argv[1:]))
-    tree = flat(read_preset(name)) if name else {}
-    values = f"Defaults: those of {name}." if name else "A preset overrides these defaults: see PRESET --help."
-    made = parser(f"{command} PRESET|FILE.yaml", f"{COMMANDS[command]} {values} Presets: {names}.")
+    made, own, known, defaults = run_parser(command, name, _named_system(options), add)
+    check_words(options, known)
+    if helping:
+        made.set_defaults(defaults)
+        parse(made, ["--help"])
+    # jsonargparse treats --print_config specially, so it is removed before parsing.
+    printing, words = taken(options, f"--{OWN}")
+    given = flat(parse(made, words, defaults=False))
+    found = {**made.get_defaults().as_dict(), **given, OWN: printing}
+    config = RunConfig.preset(str(name), **{key: value for key, value in given.items() if key not in own})
+    return config, {key: found[key] for key in own}
+
+
+def make_parser() -> Any:
+    """The parser, with the options of the system esolm."""
+    return run_parser("train").made
+
+
+class RunParser(NamedTuple):
+    """The parser of a command that takes the options of a run."""
+
+    made: Any
+    own: set[str]  # names of options of the command itself
+    known: set[str]  # names of the options of a run
+    defaults: dict[str, Any]  # those of the preset, for help
+
+
+def run_parser(
+    command: str,
+    preset: str | None = None,
+    system: str | None = None,
+    add: Callable[[Any], None] | None = None,
+    usage: str | None = None,
+) -> RunParser:
+    """The parser for a preset or a YAML file, or for none, and a system, by default that of the preset."""
+    tree = flat(read_preset(preset)) if preset else {}
+    values = f"Defaults: those of {preset}." if preset else "A preset overrides these defaults: see PRESET --help."
+    about = f"{COMMANDS[command]} {values}"
+    if usage is None:
+        usage, about = f"{command} PRESET|FILE.yaml", f"{about} Presets: {', '.join(preset_names())}."
+    made = parser(usage, about)
     made.add_argument(f"--{OWN}", action="store_true", help="Print the complete configuration as YAML and stop.")
     if add is not None:
         add(made)
     own = set(flat(made.get_defaults().as_dict()))
-    system = _named_system(options) or tree.get("system.name", "esolm")
-    known = add_options(made, system)
-    check_words(options, known)
-    if helping:
-        made.set_defaults({key: value for key, value in tree.items() if key in known - {"system.name"}})
-        parse(made, ["--help"])
-    # jsonargparse treats --print_config specially, so it is removed before parsing.
-    words = [word for word in options if word != f"--{OWN}"]
-    given = flat(parse(made, words, defaults=False))
-    found = {**made.get_defaults().as_dict(), **given, OWN: len(words) < len(options)}
-    config = RunConfig.preset(str(name), **{key: value for key, value in given.items() if key not in own})
-    return config, {key: found[key] for key in own}
+    usual = tree.get("system.name", "esolm")
+    known = add_options(made, system or usual)
+    other = system not in (None, usual)
+    defaults = {
+        key: value
+        for key, value in tree.items()
+        if key in known and key != "system.name" and not (other and key.startswith("system."))
+    }
+    name_groups(made, system or usual)
+    return RunParser(made, own, known, defaults)
+
+
+def name_groups(made: Any, system: str) -> None:
+    """Give the groups of a run's options short titles."""
+    group(made, "run", ("data", "run", "init", "adapter", "steps", "seed", "log_every", "log"))
+    made.groups["net"].title = "sizes and parts of the network"
+    made.groups["system"].title = f"the system {system}"
+    made.groups["corpus"].title = "how esolm demo prepares its data"
+    for name, word in (("net", "net.length"), ("system", "system.name")):
+        action = next(each for each in made._actions if each.dest == word)
+        made._optionals._group_actions.remove(action)
+        made.groups[name]._group_actions.append(action)
 
 
 def check_words(options: Sequence[str], known: set[str], config: type[RunConfig] = RunConfig) -> None:
     """Raise ValueError, with the nearest known options, for an unknown one."""
     words = {f"--{key}" for key in known}
     for word in (option.partition("=")[0].rstrip("+") for option in options if option.startswith("--")):
-        if word not in words | {"--help"} | {f"--{group}" for group in config.groups()}:
+        if not {word, positive(word)} & (words | {"--help"} | {f"--{each}" for each in config.groups()}):
             raise ValueError(f"unknown option {word}: the nearest known ones are {nearest(word, words)}")
 
 

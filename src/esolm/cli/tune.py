@@ -11,10 +11,12 @@ from ..training.config import RunConfig, add_options, read_preset
 from ..tune.config import DpoConfig, GrpoConfig
 from . import COMMANDS
 from .adapt import check_model
-from .parsing import parse, parser
-from .train import OWN, check_words, show
+from .examples import EXAMPLES
+from .parsing import parse, parser, taken
+from .train import OWN, check_words, name_groups, show
 
 KINDS: dict[str, type[RunConfig]] = {"grpo": GrpoConfig, "dpo": DpoConfig}
+OPTION = {"grpo": "--reward NAME", "dpo": "--data PAIRS.jsonl"}
 SHORT = {"--reward": "--reward.name"}
 
 
@@ -23,7 +25,10 @@ def run(argv: Sequence[str]) -> int:
     helping = bool({"-h", "--help"} & set(argv))
     if not argv or argv[0] not in KINDS:
         if helping:
-            print(f"{COMMANDS['tune']}\n\nesolm tune grpo --help and esolm tune dpo --help list the options.")
+            usage = "usage: esolm tune grpo|dpo MODEL RUN [--option VALUE ...]"
+            examples = "\n".join(f"  {line}" for line in EXAMPLES["tune"])
+            last = "esolm tune grpo --help and esolm tune dpo --help list the options."
+            print(f"{usage}\n\n{COMMANDS['tune']}\n\nexamples:\n{examples}\n\n{last}")
             return 0
         raise ValueError("give what to do first: esolm tune grpo MODEL RUN --reward NAME, or esolm tune dpo MODEL RUN")
     config, printing = read(argv[0], list(argv[1:]), helping)
@@ -37,22 +42,35 @@ def run(argv: Sequence[str]) -> int:
     return 0 if outcome.signal is None else 128 + outcome.signal
 
 
+def make_parser(name: str = "grpo") -> Any:
+    """The parser of `grpo` or `dpo`, with the options of the system esolm."""
+    made = new_parser(name)
+    made.add_argument(f"--{OWN}", action="store_true", help="Print the complete configuration as YAML and stop.")
+    known = add_options(made, "esolm", KINDS[name])
+    made.set_defaults({key: value for key, value in flat(read_preset(f"_{name}")).items() if key in known})
+    name_groups(made, "esolm")
+    return made
+
+
+def new_parser(name: str) -> Any:
+    """A parser without options."""
+    made = parser(f"tune {name} MODEL RUN {OPTION[name]}", str(KINDS[name].__doc__), f"tune {name}")
+    made.prog = f"esolm tune {name}"
+    return made
+
+
 def read(name: str, words: list[str], helping: bool) -> tuple[RunConfig, bool]:
     """The configuration of `grpo` or `dpo`, and whether it is only to be printed."""
-    kind, preset = KINDS[name], f"_{name}"
-    own = "--reward NAME" if name == "grpo" else "--data PAIRS.jsonl"
-    made = parser(f"tune {name} MODEL RUN {own}", str(kind.__doc__))
+    kind, preset, own = KINDS[name], f"_{name}", OPTION[name]
     if helping:
-        known = add_options(made, "esolm", kind)
-        made.set_defaults({key: value for key, value in flat(read_preset(preset)).items() if key in known})
-        parse(made, ["--help"])
+        parse(make_parser(name), ["--help"])
     if len(words) < 2 or any(word.startswith("-") for word in words[:2]):
         raise ValueError(f"give a model and a run folder first: esolm tune {name} MODEL RUN {own}")
     (model, folder), words = words[:2], words[2:]
     check_model(Path(model))
     words = ["=".join([SHORT.get(option, option), *rest]) for option, *rest in (word.split("=", 1) for word in words)]
-    printing, words = f"--{OWN}" in words, [word for word in words if word != f"--{OWN}"]
-    system = system_of(model, Path(folder))
+    printing, words = taken(words, f"--{OWN}")
+    system, made = system_of(model, Path(folder)), new_parser(name)
     check_words(words, add_options(made, system["name"], kind), kind)
     given = flat(parse(made, words, defaults=False))
     return kind.preset(preset, **{**flat({"system": system}), **given, "init": model, "run": folder}), printing

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .layout import group
 from .parsing import announce, parse
 from .score import scoring_parser
 
@@ -40,9 +41,16 @@ class Trials:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
 
 
+def make_parser() -> Any:
+    """The parser."""
+    made = scoring_parser("variance", Trials)
+    group(made, "estimate", ("trials", "num_samples", "sequence", "alpha_0", "length"))
+    return made
+
+
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    return measure(**parse(scoring_parser("variance", Trials), argv))
+    return measure(**parse(make_parser(), argv))
 
 
 def measure(run: str, corpus: str, **options: Any) -> int:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from .parsing import Reporting
 
-from .parsing import report
-
-
-def run(argv: Sequence[str]) -> int:
-    """Run the command."""
-    return report(
-        "esolm.metrics.words",
-        "words",
-        "words SAMPLES.jsonl CORPUS",
-        "How many words of the samples that `esolm sample --out` wrote occur in a corpus of real texts.",
-        argv,
-    )
+_COMMAND = Reporting(
+    "esolm.metrics.words",
+    "words",
+    "words SAMPLES.jsonl CORPUS",
+    "How many words of the samples that `esolm sample --out` wrote occur in a corpus of real texts.",
+)
+make_parser, run = _COMMAND.make_parser, _COMMAND.run

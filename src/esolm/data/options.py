@@ -100,7 +100,7 @@ class PrepareOptions:
     def _check_chat(self) -> None:
         if not self.chat:
             if (self.messages_field, self.turns) != ("messages", "last"):
-                raise ValueError("messages_field and turns apply only to chats: add --chat true, or omit them")
+                raise ValueError("messages_field and turns apply only to chats: add --chat, or omit them")
             return
         if not self.conditional:
             raise ValueError(f"packing is {self.packing}, and chats need conditional: omit it")

@@ -83,7 +83,7 @@ def read(
     if length < (least := 3 if frame else 1):
         raise ValueError(f"length is {length}; it must be at least {least}")
     if newlines and not lines:
-        raise ValueError("newlines keeps the line breaks of texts that are lines: add --lines true, or leave it out")
+        raise ValueError("newlines keeps the line breaks of texts that are lines: add --lines, or leave it out")
     corpus = corpora.corpus(spec, corpora.Reading(field, lines=lines, newlines=newlines))
     rules = detokenize.known(detokenizer) or corpus.detokenizer
     documents = (detokenize.detokenize(d.text, rules) for d in _documents(corpus, split))

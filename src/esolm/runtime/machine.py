@@ -50,16 +50,24 @@ def pick_weights(name: str, device: torch.device) -> str:
 
 def fast_bf16(device: torch.device) -> bool:
     """Whether bf16 matrix products are clearly faster; measured on a CPU, because its flags do not show it."""
+    return bf16_verdict(device)[0]
+
+
+def bf16_verdict(device: torch.device) -> tuple[bool, str]:
+    """What `fast_bf16` returns, and why."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
+        found = torch.cuda.is_bf16_supported(including_emulation=False)
+        return found, f"the GPU has {'' if found else 'no '}bf16 instructions"
+    if device.type != "cpu":
+        return False, f"bf16 is not used on {device.type}"
+    if not torch.backends.mkldnn.is_available():
+        return False, "PyTorch was built without oneDNN"
     if not (_probe("_is_amx_tile_supported") or _probe("_is_avx512_bf16_supported")):
-        return False
+        return False, "the CPU has no bf16 instructions"
     if not settle():
-        return False
+        return False, "the CPU announces bf16 instructions, but they do not run"
     low, full = _product_seconds(torch.bfloat16, torch.float32)
-    return 1.2 * low < full
+    return 1.2 * low < full, f"bf16 products take {low / full:.2f} times as long as float32 ones"
 
 
 def _product_seconds(*dtypes: torch.dtype) -> list[float]:

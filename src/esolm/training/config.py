@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from os import PathLike, fspath
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from ..runtime.dotted import flat, listed, merged, nest
+from ..runtime.signatures import class_in, literal, modules, signature
 from .options import Batching, Compute, CorpusOptions, Distill, Optim, Saving, Tuning, Validation
 
 if TYPE_CHECKING:
@@ -137,19 +139,38 @@ class RunConfig:
 
 def add_options(parser: Any, system: str, config: type[RunConfig] = RunConfig) -> set[str]:
     """Add every option of a run of the named system to a jsonargparse parser, and return their dotted names."""
-    from ..net.denoiser import DenoiserConfig
-    from ..systems import FROM_DATA, find
+    from ..net.config import DenoiserConfig
 
-    parser.add_class_arguments(config, as_group=False, skip={*config.groups(), "net", "system"})
+    added = set[str]()
+    for cls in (cls for cls in config.__mro__ if dataclasses.is_dataclass(cls)):
+        # Not add_class_arguments, which would import what this module imports for type checkers alone.
+        own = signature(cls.__module__, cls.__name__)
+        parser.add_function_arguments(own, as_group=False, skip=added & _parameters(own))
+        added |= _parameters(own)
     for key, group in config.groups().items():
         parser.add_class_arguments(group, key)
     parser.add_class_arguments(DenoiserConfig, "net", skip={"vocab_size", "length", "latent_width"})
     parser.add_argument("--net.length", type=int | None, default=None, help="Tokens in an example; null: the data's.")
     parser.add_argument("--system.name", type=str, default=system, help="A system of esolm, or package.module.Class.")
-    cls = find(system)
-    own = {each.name for each in dataclasses.fields(cls)}
-    parser.add_class_arguments(cls, "system", skip=set(FROM_DATA) & own)
+    add_system(parser, system)
     return set(flat(parser.get_defaults().as_dict()))
+
+
+def add_system(parser: Any, system: str) -> None:
+    """Add the options of a system; those of this package are read from the source, without importing PyTorch."""
+    from_data = set(literal("esolm.systems", "FROM_DATA"))
+    if system in modules("esolm.systems"):
+        own = signature(module := f"esolm.systems.{system}", class_in(module, "System", "AnyOrder"))
+        parser.add_function_arguments(own, "system", skip=from_data & _parameters(own))
+        return
+    from ..systems import find
+
+    cls = find(system)
+    parser.add_class_arguments(cls, "system", skip=from_data & {each.name for each in dataclasses.fields(cls)})
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
 
 
 def preset_names() -> list[str]:

@@ -206,3 +206,24 @@ class CorpusOptions:
     """Ids of the tokenizer, the mask included, for `esolm plan`; training takes them from the data."""
     options: str = ""
     """Further options of `esolm prepare`, for the error."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The GPUs to plan for, and what is assumed about them."""
+
+    gpus: int = 8
+    """Number of GPUs, one process each."""
+    gpu_memory: float = 80e9
+    """Memory of each GPU, in bytes."""
+    tflops: float = 400.0
+    """Peak of each GPU in dense bf16 TFLOP/s."""
+    efficiency: float = 0.4
+    """Share of the peak that training reaches."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "gpu_memory", "tflops"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if not 0 < self.efficiency <= 1:
+            raise ValueError(f"efficiency is {self.efficiency}; it must be above 0 and at most 1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,30 +15,10 @@ from ..storage.models import locate
 from ..systems import System
 from .config import SIZES, RunConfig
 from .cost import count, memory, traffic, tuned_parameters
+from .options import Cluster
 
 GPT2_IDS = 50258
 """Of GPT-2's tokenizer with a mask."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The GPUs to plan for, and what is assumed about them."""
-
-    gpus: int = 8
-    """Number of GPUs, one process each."""
-    gpu_memory: float = 80e9
-    """Memory of each GPU, in bytes."""
-    tflops: float = 400.0
-    """Peak of each GPU in dense bf16 TFLOP/s."""
-    efficiency: float = 0.4
-    """Share of the peak that training reaches."""
-
-    def __post_init__(self) -> None:
-        for name in ("gpus", "gpu_memory", "tflops"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if not 0 < self.efficiency <= 1:
-            raise ValueError(f"efficiency is {self.efficiency}; it must be above 0 and at most 1")
 
 
 class _Ids(NamedTuple):

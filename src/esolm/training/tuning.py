@@ -51,7 +51,7 @@ def read_adapter(folder: str, weights: dict[str, torch.Tensor], tuning: Tuning) 
             f"`esolm export MODEL OUT --adapter {folder}`"
         )
     if found.replaced and not tuning.embeddings:
-        raise ValueError(f"the adapter in {folder} has a trained embedding: add --tuning.embeddings true")
+        raise ValueError(f"the adapter in {folder} has a trained embedding: add --tuning.embeddings")
     return found
 
 
