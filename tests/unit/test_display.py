@@ -11,10 +11,11 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 import esolm
-from esolm.data.tokenizer import tokenizer
+from esolm.data.tokenizer import Tokenizer, tokenizer
 from esolm.generation.samples import Samples
 from esolm.likelihood.orders import LogProb
 from esolm.model import LanguageModel
@@ -173,11 +174,21 @@ def test_tokens_have_their_number_as_title_and_their_shade():
 
 
 def test_hostile_tokens_are_escaped():
-    ids = BYTES.encode(HOSTILE)
-    values = [-float(i % 9) for i in range(len(ids))]
-    page = shown(LogProb(torch.tensor([-3.0]), [values], torch.zeros(1, 1), "bound", [ids], None, BYTES))
-    assert "<script>alert('x')</script>" in page.text
+    """Tokens that are tags by themselves."""
+    tags = ["<script>alert('x')</script>", '"><img src=x onerror=alert(1)>', "</span></div>", "&lt;b&gt;"]
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({tag: i for i, tag in enumerate([*tags, "_"])}, "_"))
+    core.decoder = tokenizers.decoders.Fuse()
+    words = Tokenizer(core, "<b>tags</b>", mask_id=len(tags))
+    ids = [*range(len(tags))]
+    page = shown(
+        LogProb(torch.tensor([-3.0]), [[-1.0, -5.0, -9.0, 0.0]], torch.zeros(1, 1), "bound", [ids], None, words)
+    )
+    assert "".join(tags) in page.text
     assert page.tags.count("span") == len(ids) + len(html.SHADES)
+    page = shown(Samples(["".join(tags)], [ids], [4], 4, [[[i] for i in ids]], 0.1, tokenizer=words))
+    assert any(tags[0] in alt for alt in page.values("alt"))
+    assert [node.text for node in page.picture().iter("{http://www.w3.org/2000/svg}text")][-len(ids) :] == tags
+    assert "<b>tags</b>" in shown(dataclasses.replace(model(), tokenizer=words)).text
 
 
 @pytest.mark.parametrize(
