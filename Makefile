@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test test-full lint experiments model screenshots clean
+.PHONY: help demo test test-full lint experiments model screenshots notebooks clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ model: $(VENV)/.test  ## train, measure and install the bundled model again
 
 screenshots: $(VENV)/.test  ## take the pictures of docs/serving.md again, with MODEL=stories
 	PYTHONPATH=tests $(BIN)/python -m support.screenshots $(or $(MODEL),stories)
+
+notebooks: $(VENV)/.test  ## run the notebooks of examples/ again and save their outputs; NOTEBOOK=2-stories runs one
+	PYTHONPATH=tests $(BIN)/python -m support.notebooks $(NOTEBOOK)
 
 clean:  ## remove the environment
 	rm -rf $(VENV)

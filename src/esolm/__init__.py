@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from .core.order import Schedule
     from .core.randomness import Randomness
     from .core.visibility import Visibility
+    from .generation.samples import Samples
     from .likelihood.orders import LogProb
     from .model import LanguageModel, load
     from .net.config import DenoiserConfig
     from .net.denoiser import Denoiser, Rows
-    from .sampling.events import Samples
     from .sampling.options import SamplingOptions
     from .systems import AnyOrder, System
     from .training.config import RunConfig
@@ -34,7 +34,7 @@ _HOME = {
     "Randomness": "core.randomness",
     "Rows": "net.denoiser",
     "RunConfig": "training.config",
-    "Samples": "sampling.events",
+    "Samples": "generation.samples",
     "SamplingOptions": "sampling.options",
     "Schedule": "core.order",
     "System": "systems",

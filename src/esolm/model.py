@@ -22,14 +22,15 @@ from .data import Message, Tokenizer
 from .generation.collect import collected, log_weights
 from .generation.lengths import BlankLengths, Lengths, Prior, lengths_of
 from .generation.limits import spans_of
-from .generation.rows import BLANK, Row, Size
+from .generation.rows import BLANK, Row, Size, prompted
 from .generation.run import run
+from .generation.samples import Samples
 from .likelihood import orders
 from .likelihood.orders import LogProb
 from .net.native.engine import fold_for
 from .net.protocol import Network
 from .runtime import machine
-from .sampling.events import Event, Samples
+from .sampling.events import Event
 from .sampling.options import SamplingOptions
 from .sampling.request import Request
 from .storage.models import read_model
@@ -70,13 +71,38 @@ def load(
     return LanguageModel(net, stored.system, stored.tokenizer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LanguageModel:
     """Sample, infill and score with one network."""
 
     net: Network
     system: System
     tokenizer: Tokenizer
+
+    def __repr__(self) -> str:
+        from .viz import card
+
+        return f"LanguageModel({card.line(self.net, self.system, self.tokenizer, self._parameters)})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what the model is, and what can be done with it."""
+        from .viz import card
+
+        return card.draw(self.net, self.system, self.tokenizer, self._parameters, self._infills)
+
+    def _parameters(self) -> int:
+        from .training.cost import parameters
+
+        return parameters(self.net.config)[0]
+
+    def _infills(self) -> bool:
+        """Whether the system can fill in a blank: it plans one without the network."""
+        row: Row = [*[None] * (self.net.config.length - 1), 0]
+        try:
+            self.planned([row], len(row), SamplingOptions(), 0, 1, [[]])
+        except ValueError:
+            return False
+        return True
 
     def sample(
         self,
@@ -108,38 +134,8 @@ class LanguageModel:
         **options: Unpack[SamplingKeywords],
     ) -> Iterator[Event]:
         """Generate as `sample` does, and yield an event after each step."""
-        rows, total = self._rows(prompt, num_samples, length, tokens)
+        rows, total = prompted(self.tokenizer, self.net.config.length, prompt, num_samples, length, tokens)
         return self.stream_rows(rows, total, part, SamplingOptions(**options))
-
-    def _rows(
-        self,
-        prompt: str | Sequence[str] | None,
-        num_samples: int | None,
-        length: int | None,
-        tokens: Sequence[Sequence[int | None]] | None,
-    ) -> tuple[list[Row], int]:
-        """The different rows to sample, which repeat in turn, and the number of samples."""
-        if num_samples is not None and num_samples < 1:
-            raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
-        if tokens is not None:
-            if prompt is not None or length is not None:
-                raise ValueError("give either tokens, or prompt and length")
-            if num_samples not in (None, len(tokens)):
-                raise ValueError(f"num_samples is {num_samples}; there are {len(tokens)} rows of tokens: leave it out")
-            return [list(row) for row in tokens], len(tokens)
-        if not (prompt is None or isinstance(prompt, str | Sequence)):
-            raise ValueError(f"prompt is {prompt!r}; it must be a text or several. For a number write num_samples=…")
-        length = self.net.config.length if length is None else length
-        if length < 1:
-            raise ValueError(f"length is {length}; it must be at least 1")
-        prompts = [prompt or ""] if prompt is None or isinstance(prompt, str) else list(prompt)
-        total = len(prompts) if num_samples is None else num_samples
-        if len(prompts) not in (1, total):
-            raise ValueError(f"{len(prompts)} prompts for {total} samples: give one prompt, or one for each sample")
-        encoded = [self.tokenizer.encode(text) for text in prompts]
-        if (longest := max(map(len, encoded), default=0)) > length:
-            raise ValueError(f"the prompt has {longest} tokens and length is {length}: raise length")
-        return [[*ids, *[None] * (length - len(ids))] for ids in encoded], total
 
     def chat(self, messages: str | Sequence[Message], length: int | None = None, **options: Any) -> str:
         """The answer to a question or to messages, by the tokenizer's chat template; options as in `sample`."""
@@ -247,7 +243,8 @@ class LanguageModel:
         rows, kept = orders.conditional_rows(texts, [[]] if context is None else self._ids(context), given)
         if (longest := max(map(len, rows))) > (length := self.net.config.length):
             raise ValueError(f"a text of {longest} tokens; the model was trained on {length}: use rolling_log_prob")
-        return orders.log_prob(self.net, self.at(alpha_0).system, rows, kept, **options)
+        found = orders.log_prob(self.net, self.at(alpha_0).system, rows, kept, **options)
+        return dataclasses.replace(found, tokenizer=self.tokenizer)
 
     def rolling_log_prob(
         self, text: str | Sequence[int], stride: int | None = None, length: int | None = None, **options: Any
@@ -267,7 +264,8 @@ class LanguageModel:
         kept = [[start + i < first for i in range(end - start)] for start, first, end in parts]
         found = orders.log_prob(self.net, self.at(alpha_0).system, rows, kept, **options)
         tokens = [t for (start, first, _), values in zip(parts, found.tokens) for t in values[first - start :]]
-        return dataclasses.replace(found, total=found.total.sum(0, keepdim=True), tokens=[tokens])
+        whole = dataclasses.replace(found, ids=[ids], given=[[False] * len(ids)], tokenizer=self.tokenizer)
+        return dataclasses.replace(whole, total=found.total.sum(0, keepdim=True), tokens=[tokens])
 
     def at(self, alpha_0: float | None) -> LanguageModel:
         """The same model evaluated at another alpha_0; None leaves it."""

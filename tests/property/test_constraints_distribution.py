@@ -21,8 +21,8 @@ from esolm.core import draw
 from esolm.core.draw import Draw
 from esolm.core.randomness import Randomness
 from esolm.generation.collect import log_weights
+from esolm.generation.samples import Samples
 from esolm.sampling.chooser import Chooser
-from esolm.sampling.events import Samples
 from esolm.sampling.request import Request
 from support import toy
 from support.chance import ALARM, chance, given_the_plans, rows

@@ -15,8 +15,8 @@ import esolm
 ROOT = Path(esolm.__file__).parent
 TESTS = Path(__file__).parents[1]
 PACKAGES = (
-    "core", "runtime", "net", "constraints", "sampling", "systems", "data", "likelihood", "generation", "storage",
-    "training", "model", "serving", "metrics", "tune", "interop", "viz", "bench", "cli", "__main__",
+    "core", "runtime", "net", "constraints", "sampling", "systems", "data", "viz", "likelihood", "generation",
+    "storage", "training", "model", "serving", "metrics", "tune", "interop", "bench", "cli", "__main__",
 )  # fmt: skip
 """In import order: a package imports itself and the ones before it. `model` is a module."""
 EXTRAS = {

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from esolm.data.tokenizer import tokenizer
+from esolm.generation.samples import Samples
 from esolm.model import LanguageModel, collect, load
-from esolm.sampling.events import Event, Samples, until
+from esolm.sampling.events import Event, until
 from esolm.storage import checkpoint, folder
 from support import toy
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..core.batch import Batch
 from ..core.draw import Draw
+from ..generation.samples import Samples
 from ..model import LanguageModel, load
-from ..sampling.events import Samples
 from ..sampling.options import CHOICES, SamplingOptions
 from .report import named, table
 from .timing import interleaved, ratio, summary

@@ -19,11 +19,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..generation.samples import Samples
 from ..model import LanguageModel, collect, load
 from ..runtime import distributed, files
 from ..runtime.distributed import Ranks
 from ..runtime.machine import keep_memory, pick_device, pick_weights
-from ..sampling.events import Event, Samples, Speculation, until
+from ..sampling.events import Event, Speculation, until
 from ..storage import folder
 from ..storage.models import find_folder, locate
 from ..viz import frames, picture, terminal
@@ -177,7 +178,7 @@ def joined(parts: list[Samples], seconds: float) -> Samples:
     def chain(name: str, of: Iterable[Any]) -> list[Any]:
         return [value for part in of for value in getattr(part, name)]
 
-    rows = {name: chain(name, parts) for name in ("texts", "tokens", "nfe", "steps")}
+    rows: dict[str, Any] = {name: chain(name, parts) for name in ("texts", "tokens", "nfe", "steps")}
     tried = [part.speculation for part in parts if part.speculation is not None]
     names = [field.name for field in dataclasses.fields(Speculation)]
     speculation = Speculation(**{name: chain(name, tried) for name in names}) if tried else None
@@ -260,7 +261,7 @@ def deliver(samples: Samples, options: Mapping[str, Any]) -> None:
     made["schedule"] = made.pop("steps")
     if made["log_q"] is not None:  # JSON has no NaN
         made["log_q"] = [None if value != value else value for value in made["log_q"]]
-    for name in ("speculation", "fed", "log_q"):
+    for name in ("speculation", "fed", "log_q", "diffusion", "tokenizer"):  # `joined` leaves the last two out
         if made[name] is None:
             made.pop(name)
     request = {name: value for name, value in options.items() if name not in DELIVERY}

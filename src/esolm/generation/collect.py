@@ -14,8 +14,9 @@ from ..core.batch import Batch
 from ..data import Tokenizer
 from ..likelihood.orders import padded
 from ..net.protocol import Network
-from ..sampling.events import Event, Samples, Work, costs, until
+from ..sampling.events import Event, Work, costs, until
 from ..systems import System, as_any_order
+from .samples import Samples
 
 
 def collected(tokenizer: Tokenizer, events: Iterator[Event], cut: bool = True) -> Samples:
@@ -26,19 +27,20 @@ def collected(tokenizer: Tokenizer, events: Iterator[Event], cut: bool = True) -
         passes += event.committed.drawn.shape[1] > 0
         work.setdefault(event.first, Work()).add(event.committed)
         seconds += event.seconds
-    texts, tokens, steps = [], [], []
+    texts, tokens, steps, diffusion = [], [], [], list[int]()
     for event, done in zip(last.values(), work.values(), strict=True):
         schedule = event.schedule
         for row, ids in enumerate(event.tokens.tolist()):
             ids = ids[: int(schedule.lengths[row])]
             tokens.append(ids)
             steps.append(schedule.steps(row) if done.steps is None else done.steps[row])
+            diffusion.append(len(steps[-1]) if done.steps is not None else int(schedule.diffusion[row]))
             drawn = set(schedule.free(row))
             texts.append(tokenizer.decode(until(ids, tokenizer.eos_id, drawn) if cut else ids))
     nfe, speculation, fed = costs(list(work.values()))
     limited = [event.log_q for event in last.values() if event.log_q is not None]
     log_q = [value for values in limited for value in values] if len(limited) == len(last) else None
-    return Samples(texts, tokens, nfe, passes, steps, seconds, speculation, fed, log_q)
+    return Samples(texts, tokens, nfe, passes, steps, seconds, speculation, fed, log_q, diffusion, tokenizer)
 
 
 def log_weights(net: Network, system: System, samples: Samples, batch_size: int = 32) -> Tensor:

@@ -1,4 +1,4 @@
-"""Texts with blanks as rows of tokens."""
+"""Prompts, and texts with blanks, as rows of tokens."""
 
 from __future__ import annotations
 
@@ -82,3 +82,38 @@ def runs(row: Sequence[int | None]) -> list[tuple[int, int]]:
         if token is None:
             found[-1:] = [(found[-1][0], i + 1)] if found and found[-1][1] == i else [*found[-1:], (i, i + 1)]
     return found
+
+
+def prompted(
+    tokenizer: Tokenizer,
+    usual: int,
+    prompt: str | Sequence[str] | None,
+    num_samples: int | None,
+    length: int | None,
+    tokens: Sequence[Sequence[int | None]] | None,
+) -> tuple[list[Row], int]:
+    """The different rows to sample, which repeat in turn, and the number of samples; as in `LanguageModel.sample`.
+
+    usual: the length if none is given. Raises ValueError.
+    """
+    if num_samples is not None and num_samples < 1:
+        raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
+    if tokens is not None:
+        if prompt is not None or length is not None:
+            raise ValueError("give either tokens, or prompt and length")
+        if num_samples not in (None, len(tokens)):
+            raise ValueError(f"num_samples is {num_samples}; there are {len(tokens)} rows of tokens: leave it out")
+        return [list(row) for row in tokens], len(tokens)
+    if not (prompt is None or isinstance(prompt, str | Sequence)):
+        raise ValueError(f"prompt is {prompt!r}; it must be a text or several. For a number write num_samples=…")
+    length = usual if length is None else length
+    if length < 1:
+        raise ValueError(f"length is {length}; it must be at least 1")
+    prompts = [prompt or ""] if prompt is None or isinstance(prompt, str) else list(prompt)
+    total = len(prompts) if num_samples is None else num_samples
+    if len(prompts) not in (1, total):
+        raise ValueError(f"{len(prompts)} prompts for {total} samples: give one prompt, or one for each sample")
+    encoded = [tokenizer.encode(text) for text in prompts]
+    if (longest := max(map(len, encoded), default=0)) > length:
+        raise ValueError(f"the prompt has {longest} tokens and length is {length}: raise length")
+    return [[*ids, *[None] * (length - len(ids))] for ids in encoded], total

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ..core import order
 from ..core.batch import Batch
 from ..core.float64 import to_device
 from ..core.randomness import Randomness, fold
+from ..data import Tokenizer
 from ..net.protocol import Network
 from ..runtime.distributed import ALONE, Ranks
 from ..systems import System, as_any_order
@@ -147,10 +148,19 @@ class LogProb:
     tokens: list[list[float]]  # of each token, averaged over the orders; 0 where it is given
     log_weights: Tensor  # float64 [n, K], of each text (or window) under each order
     kind: str  # exact, bound (log p is at least this, in expectation) or estimate
+    ids: list[list[int]] | None = None  # of each token
+    given: list[list[bool]] | None = None  # which tokens are context and not scored
+    tokenizer: Tokenizer | None = field(default=None, compare=False)  # for the picture of a notebook
 
     def __repr__(self) -> str:
         total = ", ".join(f"{value:.3f}" for value in self.total[:4].tolist()) + (", …" if len(self.total) > 4 else "")
         return f"LogProb(total=[{total}] nats, {self.kind}, {self.log_weights.shape[1]} orders)"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: every token on a background that says how unlikely it is, with the number as its title."""
+        from ..viz import html
+
+        return html.likelihood(self.total.tolist(), self.tokens, self.kind, self.ids, self.given, self.tokenizer)
 
 
 def log_prob(
@@ -185,8 +195,10 @@ def log_prob(
     log_w = weigh(net, system, batch, num_orders, tokens=tokens, advance=advance, **options)  # type: ignore[arg-type]
     each = [values[:n].tolist() for values, n in zip(tokens / num_orders, valid.sum(1).tolist())]
     if exact or estimator == "iw":
-        return LogProb(-estimators.bound(log_w), each, log_w, "exact" if exact else "bound")
-    return LogProb(-estimators.jackknife(log_w, 2 if antithetic else 1), each, log_w, "estimate")
+        total, kind = -estimators.bound(log_w), "exact" if exact else "bound"
+    else:
+        total, kind = -estimators.jackknife(log_w, 2 if antithetic else 1), "estimate"
+    return LogProb(total, each, log_w, kind, [[*row] for row in rows], [[*row] for row in given])
 
 
 def conditional_rows(

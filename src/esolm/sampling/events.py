@@ -1,4 +1,4 @@
-"""A sample while it is being made, and when it is finished.
+"""A sample while it is being made, and what its passes cost.
 
 Shapes: B batch, L length.
 """
@@ -41,29 +41,6 @@ class Speculation:
     drafted: list[int]
     accepted: list[int]
     rejected: list[int]
-
-
-@dataclass(frozen=True, repr=False)
-class Samples:
-    """Generated texts with their tokens and their cost."""
-
-    texts: list[str]
-    tokens: list[list[int]]
-    nfe: list[int]  # network evaluations that each row needed
-    passes: int  # network calls of all batches
-    steps: list[list[list[int]]]  # the schedule of each row: the positions of each step
-    seconds: float
-    speculation: Speculation | None = None  # of sampler speculative
-    fed: list[list[int]] | None = None  # of samplers confidence and threshold: positions fed at each step of each row
-    log_q: list[float] | None = None  # with a pattern: log-probability of all draws of a row; NaN where it is unknown
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __repr__(self) -> str:
-        first = repr(self.texts[0] if len(self.texts[0]) <= 60 else f"{self.texts[0][:60]}…") if self.texts else ""
-        more = f", and {len(self) - 1} more" if len(self) > 1 else ""
-        return f"Samples({first}{more}; {self.passes} passes, {self.seconds:.2f} s)"
 
 
 def until(ids: list[int], end: int | None, drawn: Container[int] | None = None) -> list[int]:

@@ -47,6 +47,21 @@ class Film:
         phase = [GIVEN if k < 0 else DIFFUSION if k < diffusion else SEQUENTIAL for k in step]
         return cls(event.tokens[row, :length].tolist(), phase, [-1 if k < 0 else UNDECIDED for k in step])
 
+    @classmethod
+    def replay(cls, ids: Sequence[int], steps: Sequence[Sequence[int]], diffusion: int | None = None) -> Film | None:
+        """The film of a finished row from the positions of each step, of which the first `diffusion` are diffusion.
+
+        None if the steps do not say when each token appeared: there are none, or a chain drew a position again.
+        """
+        film = cls([*ids], [GIVEN] * len(ids), [-1] * len(ids), [*range(len(steps))])
+        for step, positions in enumerate(steps):
+            for at in positions:
+                if not 0 <= at < len(ids) or film.when[at] >= 0:
+                    return None
+                film.when[at] = step
+                film.phase[at] = DIFFUSION if diffusion is None or step < diffusion else SEQUENTIAL
+        return film if max(film.when, default=-1) >= 0 else None
+
     def add(self, event: Event, row: int) -> None:
         """Add the tokens that one more pass committed; a token that was drawn again and is the same is not new."""
         position, token, drawn = (part[row].tolist() for part in event.committed[:3])

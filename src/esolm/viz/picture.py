@@ -25,7 +25,7 @@ COLUMNS = 80
 FONT, WIDTH, LINE, PADDING, HEAD = 15, 9, 24, 28, 44  # font size, column width, line height, margin, header height
 BEFORE, PLAY, PAUSE, AFTER = 0.8, 8.0, 0.3, 4.0  # seconds: dots only, all passes, one pass at most, the finished text
 FADE = 0.6  # seconds in which a new token fades to the colour of its phase
-MOMENTS = 160  # at most; more passes are merged
+MOMENTS = 160  # by default, at most; more passes are merged
 SCALE = 8 / 3  # of the GIF, before it is reduced by half
 FADES = 3  # shades of a new token in a GIF
 FAMILY = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
@@ -42,10 +42,10 @@ class Scene:
     dots: list[Span]  # placeholders of tokens that are not given
 
     @classmethod
-    def of(cls, film: Film, tokenizer: Tokenizer) -> Scene:
-        """The scene of a complete film."""
+    def of(cls, film: Film, tokenizer: Tokenizer, most: int = MOMENTS) -> Scene:
+        """The scene of a complete film, in `most` moments at most."""
         passes = film.needed
-        moments = min(len(passes), MOMENTS)
+        moments = min(len(passes), most)
         rank = {-1: -1} | {when: k * moments // len(passes) for k, when in enumerate(passes)}
         spans = [_bare(span) for span in layout(pieces(tokenizer, film), COLUMNS)]
         dots = [span for span in spans if film.when[span.token] >= 0]
@@ -97,11 +97,14 @@ def _baseline(line: int) -> int:
     return PADDING + HEAD + line * LINE + FONT - 3
 
 
-def svg(film: Film, tokenizer: Tokenizer) -> str:
-    """An animated SVG without scripts; without animation it shows the finished text."""
-    scene = Scene.of(film, tokenizer)
+def svg(film: Film, tokenizer: Tokenizer, most: int = MOMENTS, label: str = "NFE") -> str:
+    """An animated SVG without scripts; without animation it shows the finished text.
+
+    most: moments; more passes are merged. label: of the number that counts them.
+    """
+    scene = Scene.of(film, tokenizer, most)
     width, height = scene.size
-    body = [_head(scene), *_dots(scene), *_letters(scene)]
+    body = [_head(scene, label), *_dots(scene), *_letters(scene)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'class="e" role="img" aria-label="Text appearing out of dots, token by token">\n'
@@ -152,8 +155,8 @@ def legend(scene: Scene) -> Iterator[tuple[int, str]]:
         column += len(phase) + 4
 
 
-def _head(scene: Scene) -> str:
-    """The legend, the number of network evaluations, and a progress line."""
+def _head(scene: Scene, name: str) -> str:
+    """The legend, the number of network evaluations (or what `name` says), and a progress line."""
     right, y = PADDING + COLUMNS * WIDTH, PADDING + FONT - 3
     parts = []
     for column, phase in legend(scene):
@@ -165,7 +168,7 @@ def _head(scene: Scene) -> str:
     label = right - (len(str(counts[-1])) + 1) * WIDTH
     parts += [
         f'<clipPath id="c"><rect x="{label}" y="{y - FONT}" width="{right - label}" height="{LINE - 4}"/></clipPath>',
-        f'<text class="q" x="{label}" y="{y}" text-anchor="end">NFE</text>',
+        f'<text class="q" x="{label}" y="{y}" text-anchor="end">{name}</text>',
         f'<g clip-path="url(#c)"><g class="n" fill="{COLOURS[GIVEN]}" text-anchor="end">{numbers}</g></g>',
         _bar(scene, y + 14),
     ]
