@@ -128,7 +128,7 @@ contains: stories15M, a left-to-right model of children's stories, with its voca
 any order with shifted queries on 4.1 million tokens (`experiments/stories/experiment.yaml` has every command). It is stored in
 bfloat16."""
 
-PAGE = """Written by the bundled model, none selected or edited: the first sixteen samples of seed 0 in each mode, with
+PAGE = """Read what the bundled model writes; nothing is selected or edited. The first 16 samples of seed 0 in each mode, with
 `--top_p 0.9`. Generated from `experiments/stories/results`, which has the commands."""
 
 SEEDS = "One sample of each of the seeds 0 to 4, not selected (`esolm sample stories --top_p 0.9 --seed N`):"
