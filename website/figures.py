@@ -31,6 +31,8 @@ FOLDER = Path(__file__).parents[1] / "docs" / "images"
 WORDS = ["Tom", "saw", "a", "big", "red", "dog"]
 ORDER = [2, 5, 0, 4, 1, 3]
 """The order in which the figures denoise the six words."""
+WIDTH = 8
+"""Inches; a page shows them in about 700 pixels."""
 SEEN, SELF = "#4a90d9", "#e8833a"
 PHASES = {1: ("drawn by diffusion", "#4a90d9"), 2: ("drawn left to right", "#e8833a"), 3: ("given", "#8a929c")}
 UNFED, CACHED, CLEAN, MASK = range(4)
@@ -62,10 +64,10 @@ def attention() -> list[Panel]:
     ranked = by_order(step).dense()[0, 0]
     numbered = [f"{word} ({s + 1})" for word, s in zip(WORDS, step[0].tolist(), strict=True)]
     return [
-        _pattern("left to right (AR)", causal(len(WORDS)).dense()[0, 0], WORDS),
-        _pattern("both ways (MDLM)", full(len(WORDS)).dense()[0, 0], WORDS),
-        _pattern("in an order (Eso-LM)", ranked, numbered),
-        _pattern("the same, sorted by the order", ranked[sigma[0]][:, sigma[0]], [numbered[i] for i in ORDER]),
+        _pattern("AR: left to right", causal(len(WORDS)).dense()[0, 0], WORDS),
+        _pattern("MDLM: both ways", full(len(WORDS)).dense()[0, 0], WORDS),
+        _pattern("Eso-LM: in an order", ranked, numbered),
+        _pattern("Eso-LM: sorted by it", ranked[sigma[0]][:, sigma[0]], [numbered[i] for i in ORDER]),
     ]
 
 
@@ -178,9 +180,9 @@ def svg(name: str) -> str:
     panels, legend = FIGURES[name](), LEGENDS[name]
     style = {"svg.hashsalt": "esolm", "svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif"}
     with matplotlib.rc_context(style):
-        most, width = max(len(panel.values) for panel in panels), 10 / len(panels)
+        most, width = max(len(panel.values) for panel in panels), WIDTH / len(panels)
         tall = min(0.9, most / panels[0].values.shape[1])
-        figure, axes = pyplot.subplots(1, len(panels), figsize=(10, width * tall + 1), layout="constrained")
+        figure, axes = pyplot.subplots(1, len(panels), figsize=(WIDTH, width * tall + 1), layout="constrained")
         for axis, panel in zip(axes, panels, strict=True):
             _draw(axis, panel, {key: colour for key, (_, colour) in legend.items()}, most)
             across, down = AXES.get(name, ("", ""))

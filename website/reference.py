@@ -75,7 +75,7 @@ def command_line() -> str:
         "",
         "| command | what it does |",
         "|---|---|",
-        *(f"| [`{name}`](#esolm-{name}) | {_cell(_summary(about))} |" for name, about in cli.COMMANDS.items()),
+        *(f"| [`{name}`](#esolm-{name}) | {_prose(_summary(about))} |" for name, about in cli.COMMANDS.items()),
     ]
     for name, about in cli.COMMANDS.items():
         lines += ["", f"## esolm {name}", "", *_command([name], _summary(about))]
@@ -104,7 +104,7 @@ def _command(words: list[str], summary: str) -> Iterator[str]:
         actions = [action for action in actions if action.dest not in known]
         yield from ["", "Every key of the [configuration](configuration.md) is an option, as in `--optim.lr 1e-3`."]
     written = _written(found.format_help())
-    yield from _table("option", ((written.get(each.dest, each.dest), each) for each in actions))
+    yield from _table("option", ((written.get(each.dest, each.metavar or each.dest), each) for each in actions))
 
 
 def _written(text: str) -> dict[str, str]:
@@ -136,8 +136,8 @@ def _table(head: str, rows: Iterable[tuple[str, Any]]) -> Iterator[str]:
     for name, action in rows:
         needed = not action.option_strings and action.nargs not in ("?", "*")
         default = "required" if needed or action.required else _default(action.default)
-        meaning = _cell(" ".join(str(action.help or "").replace("%%", "%").split()))
-        yield f"| `{_pipes(name)}` | {default} | {meaning} |"
+        meaning = _prose(" ".join(str(action.help or "").replace("%%", "%").split()))
+        yield f"| `{name}` | {default} | {meaning} |"
 
 
 def _key_table(actions: Iterable[Any]) -> Iterator[str]:
@@ -172,21 +172,15 @@ def _default(value: Any) -> str:
     if value is False:
         return "off"
     shown = json.dumps(value) if isinstance(value, list | tuple | dict | bool) else str(value)
-    return f"`{_pipes(shown)}`"
-
-
-def _pipes(text: str) -> str:
-    return text.replace("|", r"\|")
+    return f"`{shown}`"
 
 
 def _prose(text: str) -> str:
-    """Text with characters that Markdown would read as HTML escaped, outside code."""
+    """Text in which characters that Markdown or its tables would read are escaped, outside code."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else part.replace("<", "&lt;").replace("*", r"\*") for part in parts)
-
-
-def _cell(text: str) -> str:
-    return _pipes(_prose(text))
+    return "".join(
+        part if part.startswith("`") else re.sub(r"[*|]", r"\\\g<0>", part).replace("<", "&lt;") for part in parts
+    )
 
 
 def configuration() -> str:
@@ -213,7 +207,7 @@ def configuration() -> str:
         lines += ["", f"### {name}", "", _prose(" ".join(about.split())), *own]
     lines += ["", "## Tuning by rewards", "", "Keys that `esolm tune` adds. See [Tuning](../tuning.md)."]
     for kind in tune.KINDS.values():
-        for group in kind.groups().keys() - RunConfig.groups().keys():
+        for group in (name for name in kind.groups() if name not in RunConfig.groups()):
             lines += ["", f"### {group}", "", _prose(str(kind.groups()[group].__doc__)), *_group(kind, group)]
     made = parser("sample", "")
     made.add_class_arguments(SamplingOptions, as_group=False)

@@ -169,6 +169,18 @@ def test_the_reference_shows_every_public_module_and_name() -> None:
     assert {module for module in modules - {"esolm", "esolm.__init__"} if not module.startswith(commands)} <= shown
 
 
+def test_arguments_are_shown_as_a_list() -> None:
+    pytest.importorskip("griffe", reason="needs mkdocstrings: pip install 'esolm[docs]'")
+    from website.docstrings import with_arguments
+
+    text = "Score texts.\n\nfirst: a text: one,\nor several. second, third [B]: numbers.\n\nnote: none."
+    found = with_arguments(text, {"first", "second", "third"})
+    expected = "Score texts.\n\n- `first`: a text: one, or several.\n- `second, third` [B]: numbers.\n\nnote: none."
+    assert found == expected
+    assert with_arguments(text, {"other"}) == text
+    assert with_arguments("A.\n\nArgs:\n    first: b.", {"first"}) == "A.\n\nArgs:\n    first: b."
+
+
 # ---- links ----
 
 
