@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test test-full lint experiments model screenshots notebooks clean
+.PHONY: help demo test test-full lint docs figures experiments model screenshots notebooks clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -29,6 +29,12 @@ test: lint  ## run the tests, except the slow ones
 
 test-full: lint  ## run all tests
 	$(BIN)/pytest -n 2
+
+docs: $(VENV)/.test  ## build the documentation site in site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+figures: $(VENV)/.test  ## draw the figures of docs/concepts.md again
+	$(BIN)/python -m website.figures
 
 experiments: $(VENV)/.test  ## needs ESOLM_CORPORA, ESOLM_JUDGE, ESOLM_EMBEDDER and ESOLM_MODELS
 	$(BIN)/python -m experiments

@@ -144,7 +144,7 @@ any order with shifted queries on {tokens} tokens (`experiments/stories/experime
 bfloat16. The any-order bound on held-out stories, in nats per token after so many steps of 4,096 tokens: {curve}. The rate is
 constant and falls to zero over the last steps."""
 
-PAGE = """Written by the bundled model, none selected or edited: the first sixteen samples of seed 0 in each mode, with
+PAGE = """Read what the bundled model writes; nothing is selected or edited. The first 16 samples of seed 0 in each mode, with
 `--top_p 0.9`. Generated from `experiments/stories/results`, which has the commands."""
 
 SEEDS = "One sample of each of the seeds 0 to 4, not selected (`esolm sample stories --top_p 0.9 --seed N`):"

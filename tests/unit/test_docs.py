@@ -191,10 +191,13 @@ def test_commands(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatc
         assert (ROOT / words[1]).exists(), words[1]
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"], ids=name)
+LINKED = sorted({*DOCUMENTS, *(ROOT / "docs").rglob("*.md"), ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"})
+
+
+@pytest.mark.parametrize("path", LINKED, ids=name)
 def test_links(path: Path) -> None:
     """Files exist, and so do the headings that links into this and other documents name."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+    for target in re.findall(r"(?:\]\(|<(?:img src|a href)=\")([^)\s\"]+)[)\"]", path.read_text()):
         if "://" in target or target.startswith("mailto:"):
             continue
         file, _, anchor = target.partition("#")

@@ -62,6 +62,7 @@ class Arrival:
 
     @property
     def new(self) -> int:
+        """Number of tokens to draw."""
         return self.row.count(None)
 
 
@@ -335,9 +336,7 @@ def run(
     columns = {"a batch": "name", "× lm.sample": "over_sample:.3f", "quartiles": "quartiles", "seconds": "seconds"}
     table(f"{batch} samples of {tokens} tokens", columns, named(cost))
     equal = at_equal_p99(records)
-    print(
-        f"tokens per second of a step of {batch} rows over a step of one, which limits the gain: {bound['times']:.2f}"
-    )
+    print(f"tokens/s of a step of {batch} rows over a step of one, which limits the gain: {bound['times']:.2f}")
     if equal is not None:
         print(f"tokens per second of continuous batching over one at a time, at equal p99: {equal['over']:.2f}")
     return {

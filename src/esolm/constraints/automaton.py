@@ -57,6 +57,7 @@ class Automaton:
 
     @property
     def states(self) -> int:
+        """Number of states, without the dead one."""
         return len(self.table) - 1
 
     @functools.cached_property

@@ -35,6 +35,7 @@ class PatternSpan:
 
     @property
     def first_state(self) -> int:
+        """The state before the first token of the span."""
         return self.steps.automaton.start if self.start else self.steps.automaton.text_start
 
     def walk(self, row: Sequence[int | None]) -> Walk:

@@ -18,9 +18,11 @@ class LinearSchedule:
     alpha_0: float = 1.0
 
     def alpha(self, t: Tensor) -> Tensor:
+        """alpha_t, of the shape of t."""
         return self.alpha_0 * (1 - t)
 
     def dalpha(self, t: Tensor) -> Tensor:
+        """The derivative of alpha_t, of the shape of t."""
         return torch.full_like(t, -self.alpha_0)
 
     def weight(self, t: Tensor) -> Tensor:

@@ -27,9 +27,11 @@ class LogLinearNoise(NamedTuple):
     eps: float = 1e-3
 
     def sigma(self, t: Tensor) -> Tensor:
+        """The total noise at time t, of the shape of t."""
         return -torch.log1p(-(1 - self.eps) * t)
 
     def dsigma(self, t: Tensor) -> Tensor:
+        """The rate of noise at time t, the derivative of sigma."""
         return (1 - self.eps) / (1 - (1 - self.eps) * t)
 
 
@@ -40,9 +42,11 @@ class GeometricNoise(NamedTuple):
     high: float = 20.0
 
     def sigma(self, t: Tensor) -> Tensor:
+        """The total noise at time t, of the shape of t."""
         return self.low ** (1 - t) * self.high**t
 
     def dsigma(self, t: Tensor) -> Tensor:
+        """The rate of noise at time t, the derivative of sigma."""
         return self.sigma(t) * math.log(self.high / self.low)
 
 

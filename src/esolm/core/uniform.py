@@ -25,9 +25,11 @@ class LogLinear:
     eps: float = 1e-3
 
     def alpha(self, t: Tensor) -> Tensor:
+        """alpha_t, of the shape of t."""
         return 1 - (1 - self.eps) * t
 
     def dalpha(self, t: Tensor) -> Tensor:
+        """The derivative of alpha_t, of the shape of t."""
         return torch.full_like(t, self.eps - 1)
 
     def at(self, t: float) -> float:

@@ -36,6 +36,7 @@ class GaussianSteps:
 
     @functools.cached_property
     def beta(self) -> Tensor:
+        """Variance of the noise that each step adds."""
         return 1 - self.kept / self.before
 
     @functools.cached_property

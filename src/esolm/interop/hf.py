@@ -72,9 +72,11 @@ class EsoLMForMaskedLM(PreTrainedModel):
         self.net.checkpoint_blocks = enable
 
     def get_input_embeddings(self) -> torch.nn.Module:
+        """The embedding of tokens."""
         return self.net.embed
 
     def get_output_embeddings(self) -> torch.nn.Module:
+        """The output layer."""
         return self.net.head
 
     def forward(

@@ -28,10 +28,14 @@ class Scorer(Protocol):
     """A network and its system, as `LanguageModel` holds them."""
 
     @property
-    def net(self) -> Network: ...
+    def net(self) -> Network:
+        """The network."""
+        ...
 
     @property
-    def system(self) -> System: ...
+    def system(self) -> System:
+        """The system it was trained with."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Conditioned:
 
     @property
     def device(self) -> torch.device:
+        """The device of the network."""
         return self.net.device
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:

@@ -174,10 +174,12 @@ class Denoiser(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """The device of the weights."""
         return self.embed.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of the weights."""
         return self.embed.weight.dtype
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
@@ -217,6 +219,7 @@ class Gate(nn.Module):
     """SwiGLU's activation: the first half of the inputs, after SiLU, times the second."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., 2 W] -> [..., W]."""
         gate, value = x.chunk(2, -1)
         return F.silu(gate) * value
 

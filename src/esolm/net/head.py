@@ -76,9 +76,11 @@ class TiedHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """The embedding's weight, [V, W]."""
         return self._net[0].embed.weight
 
     def forward(self, h: Tensor) -> Tensor:
+        """Logits: h [..., W] -> [..., V]."""
         return F.linear(h, self.weight, self.bias)
 
 

@@ -34,10 +34,14 @@ class Network(Forward, Protocol):
     """A function from tokens to logits with an optional KV cache: trained, folded, or replayed as a CUDA graph."""
 
     @property
-    def config(self) -> DenoiserConfig: ...
+    def config(self) -> DenoiserConfig:
+        """The sizes of the network."""
+        ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        ...
 
     @property
     def dtype(self) -> torch.dtype:

@@ -33,6 +33,7 @@ class Tiling(NamedTuple):
     keys_left: bool
 
     def mask(self, tile: Tile) -> Tensor | None:
+        """The bias of a tile, or None if it needs none."""
         return self.bias[:, :, tile.rows, tile.keys] if self.bias is not None and tile.sees == "bias" else None
 
 

@@ -75,6 +75,7 @@ class Partial:
         self.cache = PositionCache(net.new_cache(batch, 2 * length), valid.to(net.device))
 
     def logits(self, now: Now) -> Generator[Any, Tensor, tuple[Tensor, Tensor]]:
+        """Logits of the candidates, row by row, and how many positions each row fed, from one pass."""
         fed = fed_positions(self.kind, now, self.valid, self.refresh, self.last_pass)
         length, device = fed.shape[1], now.tokens.device
         first = int(fed.any(0).int().argmax())

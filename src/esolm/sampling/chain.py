@@ -134,12 +134,15 @@ class UniformReverse:
     absorbing = None
 
     def start(self, u: Tensor) -> Tensor:
+        """As `Reverse.start`."""
         return self.noise.draw(u)
 
     def time(self, step: int) -> float:
+        """As `Reverse.time`."""
         return self.sigma[step]
 
     def weights(self, step: int, logits: Tensor, z: Tensor) -> Tensor:
+        """As `Reverse.weights`."""
         logits = logits.to(wide(logits.device))
         if self.greedy_tail and step == len(self.sigma) - 1:
             return Draw(temperature=0).probabilities(logits, self.noise.exclude)

@@ -233,6 +233,7 @@ class Whole:
         self.visibility = full(length, None if bool(valid.all()) else valid.to(device), device)
 
     def logits(self, now: Now) -> Generator[Any, Tensor, tuple[Tensor, Tensor]]:
+        """Logits of the candidates, row by row, and how many positions each row fed, from one pass."""
         length = self.valid.shape[1]
         row, column = (now.at < NEVER).nonzero(as_tuple=True)
         out = Rows(slice(0, length), (row * length + now.at[row, column]).to(now.tokens.device))

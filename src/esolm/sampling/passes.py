@@ -50,14 +50,17 @@ class Deferred:
 
     @property
     def config(self) -> DenoiserConfig:
+        """The sizes of the network."""
         return self.net.config
 
     @property
     def device(self) -> torch.device:
+        """The device of the network."""
         return self.net.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of the network."""
         return self.net.dtype
 
     def __call__(

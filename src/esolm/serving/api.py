@@ -37,6 +37,7 @@ class Server:
         self.created = int(time.time())
 
     def check_model(self, name: str | None) -> None:
+        """Raise ApiError if a request names another model."""
         if name not in (None, "", self.options.name):
             text = f"model is {name!r}; this server has {self.options.name!r}"
             raise ApiError(404, text, "model", "model_not_found")
@@ -90,6 +91,7 @@ class Server:
         return group, choices
 
     def usage(self, group: Group, choices: list[Choice] | None) -> dict[str, int]:
+        """Counts of tokens, as OpenAI reports them."""
         given = sum(g.length - len(g.drawn) for g in group.members[:: group.each])  # a prompt counts once
         made = sum(len(c.ids) for c in choices) if choices is not None else sum(len(g.chosen) for g in group.members)
         return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}

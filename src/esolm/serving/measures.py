@@ -18,6 +18,7 @@ class Histogram:
         self.counts, self.sum = [0] * (len(SECONDS) + 1), 0.0
 
     def add(self, seconds: float) -> None:
+        """Count one duration."""
         self.counts[bisect_left(SECONDS, seconds)] += 1
         self.sum += seconds
 

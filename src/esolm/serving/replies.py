@@ -46,6 +46,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
+        """The response of this error, with the headers that its status needs."""
         headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "10"}, 401: {"WWW-Authenticate": "Bearer"}}
         return JSONResponse(self.body, self.status, headers.get(self.status))
 

@@ -81,10 +81,12 @@ class Generation:
 
     @property
     def ended(self) -> bool:
+        """Whether it is done, failed or cancelled."""
         return self.state in (DONE, FAILED, CANCELLED)
 
     @property
     def length(self) -> int:
+        """Number of tokens, given or drawn."""
         return len(self.tokens)
 
     def start(self, net: Network) -> Pass | None:

@@ -72,6 +72,7 @@ class Guard:
 
     @property
     def too_large(self) -> ApiError:
+        """The error for a body that is too large."""
         return ApiError(413, f"the request is larger than {self.most} bytes")
 
     async def __call__(self, scope: Scope, receive: Callable[[], Awaitable[Scope]], send: Any) -> None:

@@ -48,6 +48,7 @@ class Pending:
 
     @property
     def finished(self) -> bool:
+        """Whether the pass has run or failed."""
         return self.done == self.width or self.error is not None
 
     @property

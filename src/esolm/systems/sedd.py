@@ -196,17 +196,21 @@ class ScoreReverse:
 
     @property
     def absorbing(self) -> int | None:
+        """As `Reverse.absorbing`."""
         return self.system.mask_id if self.system.noise == "absorb" else None
 
     def start(self, u: Tensor) -> Tensor:
+        """As `Reverse.start`."""
         if self.absorbing is None:
             return self.system.states.draw(u)
         return torch.full(u.shape, self.absorbing, device=u.device)
 
     def time(self, step: int) -> float:
+        """As `Reverse.time`."""
         return self.system.time(self.system.times.sigma(self.t[step])).item()
 
     def weights(self, step: int, logits: Tensor, z: Tensor) -> Tensor:
+        """As `Reverse.weights`."""
         noise, mask = self.system.times, self.absorbing
         sigma, last = noise.sigma(self.t[step]), step == len(self.t) - 1
         score = self.score(logits.to(wide(logits.device)), z, sigma.item())

@@ -97,6 +97,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
+        """Whether the process is ready and has nothing to do."""
         return self.ready and not self.texts
 
     def close(self) -> None:

@@ -31,6 +31,8 @@ class Broken(Unavailable):
 
 
 class LinearStruct(Structure):
+    """A linear layer, as the C++ library declares it."""
+
     _fields_ = [
         *((name, c_void_p) for name in ("weight", "scale", "bias")),
         *((name, c_int32) for name in ("outputs", "inputs", "format", "reserved")),
@@ -38,10 +40,14 @@ class LinearStruct(Structure):
 
 
 class NormStruct(Structure):
+    """A normalisation, as the C++ library declares it."""
+
     _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("eps", c_double)]
 
 
 class BlockStruct(Structure):
+    """A block of the transformer, as the C++ library declares it."""
+
     _fields_ = [
         *((name, NormStruct) for name in ("norm1", "norm2", "q_norm", "k_norm")),
         ("project", LinearStruct * 2),
@@ -50,6 +56,8 @@ class BlockStruct(Structure):
 
 
 class ModelStruct(Structure):
+    """A network, as the C++ library declares it."""
+
     _fields_ = [
         *((name, c_int32) for name in ("layers", "width", "heads", "kv_heads", "head_width", "inner", "vocab")),
         *((name, c_int32) for name in ("norm_kind", "mlp_kind", "cache_format")),
@@ -59,6 +67,8 @@ class ModelStruct(Structure):
 
 
 class CallStruct(Structure):
+    """The arguments of a pass, as the C++ library declares them."""
+
     _fields_ = [
         *((name, c_int32) for name in ("batch", "rows", "outs", "capacity", "threads")),
         *((name, c_int32) for name in ("span_start", "span_stop", "even")),

@@ -27,6 +27,7 @@ class Scratch(threading.local):
         self.memory = torch.empty(0, dtype=torch.uint8)
 
     def at_least(self, size: int) -> Tensor:
+        """At least `size` bytes; their content is undefined."""
         if len(self.memory) < size:
             self.memory = torch.empty(size + size // 2, dtype=torch.uint8)
         return self.memory
@@ -98,6 +99,8 @@ class NativeLinear:
 
 
 class NativeFloat32(NativeLinear):
+    """Weights in float32."""
+
     form = FLOAT32
     many = 64
 
@@ -107,6 +110,8 @@ class NativeFloat32(NativeLinear):
 
 
 class NativeBf16(NativeLinear):
+    """Weights in bfloat16."""
+
     form = BF16
 
     @staticmethod
@@ -115,6 +120,8 @@ class NativeBf16(NativeLinear):
 
 
 class NativeInt8(NativeLinear):
+    """Weights in 8 bits, with a scale for each output."""
+
     form = INT8
 
     @staticmethod
@@ -124,6 +131,8 @@ class NativeInt8(NativeLinear):
 
 
 class NativeInt4(NativeLinear):
+    """Weights in 4 bits, with a scale for each group of inputs."""
+
     form = INT4
 
     @staticmethod
@@ -137,6 +146,7 @@ def padded(t: Tensor | None) -> Tensor | None:
 
 
 def pointer(t: Tensor | None) -> int | None:
+    """The address of a tensor, or None without one."""
     return None if t is None else t.data_ptr()
 
 
