@@ -88,7 +88,9 @@ def test_parts_and_their_consolidation_open_as_one(by_two, tmp_path, capsys):
     parts = {stem: checkpoint.load(folder, stem) for stem in checkpoint.STEMS}
     about = describe(folder)
     net = esolm.load(half).net
-    assert cli.main(["consolidate", str(half)]) == 0
+    capsys.readouterr()
+    assert cli.main(["consolidate", str(half), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"paths": [str(folder)]}
     assert sorted(p.name for p in folder.iterdir()) == sorted([*(f"{s}.safetensors" for s in parts), "state.json"])
     for stem, tensors in parts.items():
         assert checkpoint.load(folder, stem).keys() == tensors.keys()

@@ -83,12 +83,13 @@ def test_averaged_and_raw_weights(tmp_path: Path, out: Path) -> None:
     assert all(torch.equal(again[name], what["state_dict"][name]) for name in again)
 
 
-def test_a_compiled_network_and_the_perplexity_of_a_text(tmp_path: Path, out: Path) -> None:
+def test_a_compiled_network_and_the_perplexity_of_a_text(tmp_path: Path, out: Path, capsys) -> None:
     what = content()
     what["state_dict"] = {k.replace("backbone.", "backbone._orig_mod."): t for k, t in what["state_dict"].items()}
     (text := tmp_path / "a.txt").write_text("to be or not to be")
     path, options = save(tmp_path / "a.ckpt", what), ["--tokenizer", "bytes", "--weights", "raw"]
-    assert cli.main(["convert", str(path), str(out), *options, "--text", str(text)]) == 0
+    assert cli.main(["convert", str(path), str(out), *options, "--text", str(text), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(out)
     check = json.loads((out / "config.json").read_text())["about"]["check"]
     assert check["tokens"] == len("to be or not to be") + 1
     lm = esolm.load(out)
