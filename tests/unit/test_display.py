@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import copy
 import dataclasses
+import json
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -105,10 +107,17 @@ def test_phases_and_steps_of_a_replayed_sample_are_those_of_the_stream():
 
 def test_hostile_texts_are_escaped():
     positions = range(len(HOSTILE.encode()))
-    page = shown(dataclasses.replace(sampled(HOSTILE, [[p] for p in positions]), texts=[HOSTILE, HOSTILE]))
+    steps, ids = [[p] for p in positions], BYTES.encode(HOSTILE)
+    page = shown(Samples([HOSTILE] * 2, [ids] * 2, [len(ids)] * 2, len(ids), [steps] * 2, 0.5, tokenizer=BYTES))
     page.picture()  # parses
     assert "<script>alert('x')</script>" in page.text
     assert any("<script>" in alt for alt in page.values("alt"))
+
+
+def test_samples_as_a_dict_are_json():
+    found = model(alpha_0=0.5).sample("ab", num_samples=2)
+    assert json.loads(json.dumps(dataclasses.asdict(found)))["texts"] == found.texts
+    assert copy.deepcopy(found) == found
 
 
 def test_samples_of_chains_are_text():

@@ -261,7 +261,7 @@ def deliver(samples: Samples, options: Mapping[str, Any]) -> None:
     made["schedule"] = made.pop("steps")
     if made["log_q"] is not None:  # JSON has no NaN
         made["log_q"] = [None if value != value else value for value in made["log_q"]]
-    for name in ("speculation", "fed", "log_q", "diffusion", "tokenizer"):  # `joined` leaves the last two out
+    for name in ("speculation", "fed", "log_q", "diffusion"):  # `joined` leaves the last one out
         if made[name] is None:
             made.pop(name)
     request = {name: value for name, value in options.items() if name not in DELIVERY}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass
 
 from ..data import Tokenizer
 from ..sampling.events import Speculation
@@ -22,7 +22,10 @@ class Samples:
     fed: list[list[int]] | None = None  # of samplers confidence and threshold: positions fed at each step of each row
     log_q: list[float] | None = None  # with a pattern: log-probability of all draws of a row; NaN where it is unknown
     diffusion: list[int] | None = None  # the number of steps in each row's diffusion phase; None: all of them
-    tokenizer: Tokenizer | None = field(default=None, compare=False)  # for the picture of a notebook
+    tokenizer: InitVar[Tokenizer | None] = None  # for the picture of a notebook; no field, so that `asdict` is JSON
+
+    def __post_init__(self, tokenizer: Tokenizer | None) -> None:
+        object.__setattr__(self, "_tokenizer", tokenizer)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -38,9 +41,10 @@ class Samples:
         from ..viz.frames import Film
 
         film, label = None, "step"
-        if self.tokenizer is not None and self.tokens and self.steps:
+        words: Tokenizer | None = vars(self)["_tokenizer"]
+        if words is not None and self.tokens and self.steps:
             film = Film.replay(self.tokens[0], self.steps[0], self.diffusion[0] if self.diffusion else None)
             label = "NFE" if self.nfe and self.nfe[0] == len(self.steps[0]) else "step"
-        image = None if film is None or self.tokenizer is None else html.animation(film, self.tokenizer, label)
+        image = None if film is None or words is None else html.animation(film, words, label)
         number = f"{len(self)} sample{'' if len(self) == 1 else 's'}"
         return html.samples(f"{number} · {self.passes} passes · {self.seconds:.2f} s", image, self.texts)
