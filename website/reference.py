@@ -31,7 +31,7 @@ from esolm.training.config import RunConfig, add_options, preset_names, read_pre
 
 KINDS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "true|false", Path: "PATH"}
 SUBCOMMANDS = {"bench": tuple(bench.NAMES), "tune": tuple(tune.KINDS)}
-HOMES = ("model", "likelihood", "training", "sampling", "systems", "net", "core")
+HOMES = ("model", "generation", "likelihood", "training", "sampling", "systems", "net", "core")
 """The packages of the public names, in the order in which a reader needs them."""
 
 
@@ -277,8 +277,9 @@ def public_names() -> str:
         "public in them. `esolm.load` returns a `LanguageModel`, which samples, infills and scores; `esolm.Trainer` "
         "trains what a `RunConfig` describes.",
     ]
-    homes = {name: esolm._HOME[name].split(".")[0] for name in esolm.__all__}
-    for name in sorted(esolm.__all__, key=lambda name: (HOMES.index(homes[name]), name != "load", name)):
+    places = {home: number for number, home in enumerate(HOMES)}
+    homes = {name: places.get(esolm._HOME[name].split(".")[0], len(HOMES)) for name in esolm.__all__}
+    for name in sorted(esolm.__all__, key=lambda name: (homes[name], name != "load", name)):
         lines += ["", f"::: esolm.{name}", "    options:", "      heading_level: 2", "      show_root_heading: true"]
     return "\n".join(lines) + "\n"
 
