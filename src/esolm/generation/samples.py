@@ -47,4 +47,5 @@ class Samples:
             label = "NFE" if self.nfe and self.nfe[0] == len(self.steps[0]) else "step"
         image = None if film is None or words is None else html.animation(film, words, label)
         number = f"{len(self)} sample{'' if len(self) == 1 else 's'}"
-        return html.samples(f"{number} · {self.passes} passes · {self.seconds:.2f} s", image, self.texts)
+        passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}"
+        return html.samples(f"{number} · {passes} · {self.seconds:.2f} s", image, self.texts)
