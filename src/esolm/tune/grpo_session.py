@@ -23,6 +23,7 @@ from ..core.batch import Batch
 from ..core.randomness import Randomness, fold
 from ..data import Manifest
 from ..model import LanguageModel
+from ..net.denoiser import Denoiser
 from ..net.native.engine import fold_for
 from ..net.protocol import Forward
 from ..runtime import files, machine
@@ -91,8 +92,9 @@ class GrpoSession(TuneSession):
         """The current weights for sampling."""
         rollout, trained = self.config.rollout, self.network
         if self.ranks.world > 1 and self.compute.parallel == "fsdp":  # rollouts need all weights on every rank
-            parallel.gather(trained, self.model.net, self.ranks.device)
-            trained = self.model.net
+            assert isinstance(plain := self.model.net, Denoiser)
+            parallel.gather(trained, plain, self.ranks.device)
+            trained = plain
         net = fold_for(trained, rollout.precision, rollout.engine, self.system.timed)
         return replace(self.model, net=net, system=self.system)
 
