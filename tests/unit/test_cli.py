@@ -134,22 +134,6 @@ def test_unknown_words_name_the_nearest(capsys, tmp_path):
     assert "train?" in failing(capsys, "trian")
 
 
-LIGHT = ["sample", "infill", "score", "variance", "info", "judge", "mauve", "overlap", "molecules", "export", "convert"]
-
-
-def test_help_of_commands_needs_no_torch():
-    code = (
-        "import contextlib, io, sys; from esolm.cli import main\n"
-        "for word in sys.argv[1:]:\n"
-        "    out = io.StringIO()\n"
-        "    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit): main([word, '--help'])\n"
-        "    assert f'esolm {word}' in out.getvalue(), word\n"
-        "    assert not {'torch', 'numpy', 'transformers'} & set(sys.modules), word\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *LIGHT], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
