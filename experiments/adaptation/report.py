@@ -202,7 +202,7 @@ def figures(results: Results) -> dict[str, Any]:
     """Plot nats against tokens, a panel for each alpha_0."""
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(1, 3, figsize=(9.5, 3.6), sharey=True)
+    figure, panels = plt.subplots(1, 3, figsize=(9.5, 4.2), sharey=True)
     colours = {"stories260K": "#2a7f62", "stories15M": "#4a6fa5"}
     for axes, alpha_0 in zip(panels, ALPHAS, strict=True):
         for model, colour in colours.items():
@@ -223,5 +223,6 @@ def figures(results: Results) -> dict[str, Any]:
         axes.set_xticks([3e4, 1e5, 3e5, 1e6], ["30k", "100k", "300k", "1M"])
         axes.minorticks_off()
     panels[0].set_ylabel("nats per token (lower is better)")
-    panels[0].legend(frameon=False, fontsize=8)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     return {"adaptation": figure}
