@@ -185,7 +185,7 @@ def test_readme_shows_the_table_of_the_results() -> None:
     rows = readme[first : readme.index("", first)]
     assert rows == results[start : results.index("", start)]
     assert len(rows) > 10
-    figures = re.findall(r"\]\((docs/\S+\.svg)\)", "\n".join(readme))
+    figures = re.findall(r"\]\((docs/\S+\.(?:svg|gif))\)", "\n".join(readme))
     assert len(figures) >= 3
     for figure in figures:
         assert (ROOT / figure).is_file()
