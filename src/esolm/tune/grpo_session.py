@@ -92,7 +92,8 @@ class GrpoSession(TuneSession):
         """The current weights for sampling."""
         rollout, trained = self.config.rollout, self.network
         if self.ranks.world > 1 and self.compute.parallel == "fsdp":  # rollouts need all weights on every rank
-            assert isinstance(plain := self.model.net, Denoiser)
+            plain = self.model.net
+            assert isinstance(plain, Denoiser)
             parallel.gather(trained, plain, self.ranks.device)
             trained = plain
         net = fold_for(trained, rollout.precision, rollout.engine, self.system.timed)
