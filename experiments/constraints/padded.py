@@ -17,7 +17,7 @@ from pathlib import Path
 import esolm
 from esolm.data.manifest import Manifest, id_type
 from esolm.data.packing import packing
-from esolm.data.shards import _chunk, write_split
+from esolm.data.shards import chunk, write_split
 from esolm.data.tokenizer import Tokenizer
 
 from .lengths import MOST, cut_out
@@ -56,8 +56,8 @@ def write(folder: Path, files: dict[str, Path], tokenizer: Tokenizer, padded: bo
     splits = {}
     for name, path in files.items():
         rows = [*windows(path.read_text("utf-8"), tokenizer, padded)]
-        chunk = _chunk([[]] * len(rows), rows, ["-" * len(row) for row in rows])
-        splits[name] = write_split(folder, name, [chunk], pack, id_type(tokenizer.vocab_size))
+        made = chunk([[]] * len(rows), rows, ["-" * len(row) for row in rows])
+        splits[name] = write_split(folder, name, [made], pack, id_type(tokenizer.vocab_size))
     ids = (tokenizer.vocab_size, tokenizer.mask_id, tokenizer.eos_id, tokenizer.bos_id)
     tokenizer.save(folder)
     about = {"windows": STORIES, "padded": padded}

@@ -141,8 +141,8 @@ def quote(text: str) -> str:
 METHOD = """`esolm sample stories`, `esolm infill stories "…"` and `esolm.load("stories")` use the model that the package
 contains: stories15M, a left-to-right model of children's stories, with its vocabulary cut to 5,297 pieces and adapted to
 any order with shifted queries on {tokens} tokens (`experiments/stories/experiment.yaml` has every command). It is stored in
-bfloat16. The any-order bound on held-out stories, in nats per token after so many steps of 4,096 tokens: {curve}. The rate is
-constant and falls to zero over the last steps."""
+bfloat16. The any-order bound on held-out stories, in nats per token after so many steps of 4,096 tokens: {curve}. The learning
+rate is constant and falls to zero over the last 250 steps."""
 
 PAGE = """Read what the bundled model writes; nothing is selected or edited. The first 16 samples of seed 0 in each mode, with
 `--top_p 0.9`. Generated from `experiments/stories/results`, which has the commands."""
@@ -161,7 +161,7 @@ else. Do not use it for anything else.
 It began as [stories15M](https://github.com/karpathy/llama2.c) of llama2.c (MIT licence), whose vocabulary was cut to the pieces
 that occur at least five times in the training stories, and was adapted to any order by `esolm adapt`: shifted queries, the
 any-order loss, a quarter of the examples from left to right, a quarter at alpha_0 = 0.25 and half at 1. It saw {tokens}
-tokens in {steps} steps on one CPU core, far fewer than it could still learn from. The text
+tokens in {steps} steps on one CPU core, not quite two epochs; in the second one the bound hardly improved, so more text is needed. The text
 is 3,796 stories of [TinyStories](https://arxiv.org/abs/2305.07759) (CDLA-Sharing-1.0) and 15,247 stories that stories15M wrote;
 those longer than 256 tokens were left out. 400 other real stories are held out; stories15M has probably seen them, the
 adaptation has not. The weights are under the MIT licence of stories15M; the file LICENSE beside this card has its text.

@@ -26,16 +26,17 @@ def encode(tokenizer: Tokenizer, detokenizer: str | None, separator: str, docume
     """Encode documents; the separator is appended to each prompt."""
     texts = [detokenize(d.text, detokenizer) for d in documents]
     prompts = ["" if d.prompt is None else detokenize(d.prompt, detokenizer) + separator for d in documents]
-    return _chunk(tokenizer.encode_batch(prompts), tokenizer.encode_batch(texts), texts)
+    return chunk(tokenizer.encode_batch(prompts), tokenizer.encode_batch(texts), texts)
 
 
 def encode_chats(chat: ChatFormat, documents: Sequence[Document]) -> Chunk:
     """Encode answers and the messages before them by the chat template."""
     pairs = chat.pairs([(json.loads(d.prompt or "[]"), d.text) for d in documents])
-    return _chunk([head for head, _ in pairs], [ids for _, ids in pairs], [d.text for d in documents])
+    return chunk([head for head, _ in pairs], [ids for _, ids in pairs], [d.text for d in documents])
 
 
-def _chunk(heads: Sequence[list[int]], ids: Sequence[list[int]], texts: Sequence[str]) -> Chunk:
+def chunk(heads: Sequence[list[int]], ids: Sequence[list[int]], texts: Sequence[str]) -> Chunk:
+    """Return encoded documents: the ids of each prompt and text, and the text itself."""
     flat = [np.array(part, np.uint32) for pair in zip(heads, ids) for part in pair if part]
     return Chunk(
         ids=np.concatenate(flat) if flat else np.empty(0, np.uint32),
