@@ -13,17 +13,18 @@ from esolm import cli
 from esolm.data import Loader, Manifest
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, threading
 from pathlib import Path
 from esolm.data import prepare, shards
 import esolm.data.prepare
-save, calls = shards.save_chunk, [0]
+save, calls, one_at_a_time = shards.save_chunk, [0], threading.Lock()
 def kill_at_the_fifth(path, chunk):
-    if calls[0] == 4:
-        path.with_suffix(".part").write_bytes(b"half")
-        os.kill(os.getpid(), signal.SIGKILL)
-    calls[0] += 1
-    save(path, chunk)
+    with one_at_a_time:
+        if calls[0] == 4:
+            path.with_suffix(".part").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls[0] += 1
+        save(path, chunk)
 shards.save_chunk = kill_at_the_fifth
 sys.modules["esolm.data.prepare"]._CHUNK = 20_000
 prepare(sys.argv[1], sys.argv[2], tokenizer="bpe:300", length=64, workers=2)
