@@ -70,6 +70,7 @@ def report(results: Results) -> str:
         METHOD.format(tokens=tokens / 1e6),
         table(columns, rows),
         comparisons(results),
+        sizes(results),
         texts(results),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -114,6 +115,27 @@ def comparisons(results: Results) -> str:
         f"three seeds of any run ({noise:.3f}) allows."
     )
     return f"{rule}\n\n" + table(("comparison", "paper", "gain", "seeds", "verdict"), rows)
+
+
+SIZES = ("small", "0", "large")
+
+
+def sizes(results: Results) -> str:
+    """Return the bounds of AR, MDLM and Eso-LM by the size of the network, and their gaps to AR."""
+    rows = []
+    for size in SIZES:
+        found = [results.get(f"bound-{run}-{size}") for run in ("ar", "mdlm", "esolm-1")]
+        about = results.get(f"run-ar-{size}") or results.get(f"size-ar-{size}")
+        if about is None or any(each is None for each in found):
+            continue
+        ar, *others = ((each[0]["nats"], each[0]["stderr"]) for each in found if each)
+        gaps = [f"{number(value, error, 3)} (+{value - ar[0]:.3f})" for value, error in others]
+        rows.append([f"{about['parameters'] / 1e6:.1f}M", number(*ar, 3), *gaps])
+    if len(rows) < 2:
+        return ""
+    text = """The same tokens with networks of other sizes, one seed: nats per token of AR, and the bounds of MDLM and Eso-LM with their gaps to
+AR. Networks of so few sizes, trained for the same short time, show a direction at best; they are not a scaling law."""
+    return f"{text}\n\n" + table(("parameters", "AR", "MDLM", "Eso-LM, alpha_0 = 1"), rows)
 
 
 def texts(results: Results) -> str:
