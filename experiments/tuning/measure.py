@@ -24,6 +24,9 @@ from esolm.tune.reference import Reference
 from esolm.tune.rewards import Molecules, sudoku
 from esolm.tune.rollout import Prompts, draw
 
+ATOMS = 16
+"""The first percentile of MOSES: with fewer atoms a molecule does not count as whole."""
+
 
 def curve(run: Path) -> list[dict[str, Any]]:
     """Rewards of the steps of a run against the tokens that its network was fed; time by its parts."""
@@ -42,7 +45,7 @@ def molecules(file: Path, train: Path) -> dict[str, Any]:
     """Validity, size, uniqueness and novelty of samples, and the mean QED of the whole ones."""
     found = measured(str(file), str(train), "prediction")
     texts = [sample["prediction"] for sample in read_samples(file)]
-    whole = [parts["qed"] for parts in Molecules(atoms=13)(texts, [{}] * len(texts)) if parts["whole"]]
+    whole = [parts["qed"] for parts in Molecules(atoms=ATOMS)(texts, [{}] * len(texts)) if parts["whole"]]
     return {**found, "qed": statistics.fmean(whole) if whole else None}
 
 

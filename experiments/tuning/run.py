@@ -83,11 +83,11 @@ def molecules(work: Path, corpora: Path, size: dict[str, Any]) -> dict[str, Any]
         name = f"grpo-{estimator}-{seed}"
         run = trained(
             work, name,
-            f"tune grpo {base} {work}/runs/{name} --reward molecules --reward.options '{{\"atoms\": 13}}' "
+            f"tune grpo {base} {work}/runs/{name} --reward molecules --reward.options '{{\"atoms\": {measure.ATOMS}}}' "
             f"--reward.workers 1 --rollout.prompt '>' --rollout.num_steps 16 --grpo.estimator {estimator} "
             f"--seed {seed} --steps {size['grpo_steps']} --batch.size {size['grpo_batch']} "
             f"--batch.micro {min(64, size['grpo_batch'])} --grpo.group {min(16, size['grpo_batch'])} "
-            f"--grpo.beta 0.05 --grpo.updates 2 --optim.lr 3e-4 --validation.every 0 "
+            f"--grpo.beta 0.05 --grpo.copies share --grpo.updates 2 --optim.lr 3e-4 --validation.every 0 "
             f"--rollout.batch_size {size['grpo_batch']}",
         )  # fmt: skip
         after = evaluated(work, run, train, name, size["samples"])
