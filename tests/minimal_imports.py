@@ -18,7 +18,7 @@ EXTRAS = {
     "wandb", "zstandard", "gguf", "llama_cpp", "peft", "fastapi", "uvicorn", "starlette", "pydantic", "ray",
     "outlines_core",
 }  # fmt: skip
-SERVING = ("api", "bodies", "replies", "routes", "server")
+SERVING = ("api", "bodies", "refusals", "replies", "routes", "server")
 WRAPPERS = {
     "esolm.interop.hf": "esolm[hf]",
     "esolm.interop.harness": "esolm[eval]",

@@ -61,7 +61,7 @@ def test_delimited_documents_equal_those_of_json_lines(source: str, tmp_path: Pa
     assert {name for name in one if one[name] != two[name]} == {"manifest.json"}
     assert text.request["reading"]["delimiter"] == "<|endoftext|>"
     assert "delimiter" not in json_lines.request["reading"]
-    with pytest.raises(ValueError, match="another reading"):
+    with pytest.raises(ValueError, match="another delimiter"):
         prepare(str(tmp_path / "d.txt"), tmp_path / "two", **options)
     with pytest.raises(ValueError, match="delimiter"):
         prepare(str(tmp_path / "d.txt"), tmp_path / "three", delimiter="---", lines=True, **options)

@@ -356,7 +356,7 @@ def test_given_order_is_part_of_the_request() -> None:
     [
         ({"num_samples": 0}, "num_samples is 0; it must be at least 1"),
         ({"length": 0}, "length is 0; it must be at least 1"),
-        ({"length": 4, "prompt": "hello"}, "the prompt has 5 tokens and length is 4: raise length"),
+        ({"length": 4, "prompt": "hello"}, "the prompt has 5 tokens and length is 4: shorten it, or raise length"),
         ({"num_samples": 3, "prompt": ["a", "b"]}, "2 prompts for 3 samples"),
         ({"tokens": [[1, None]], "prompt": "a"}, "prompt"),
         ({"num_samples": 2, "tokens": [[1, None]]}, "num_samples"),

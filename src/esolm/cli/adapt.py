@@ -33,6 +33,8 @@ def run(argv: Sequence[str]) -> int:
     if len(argv) < 2 or any(word.startswith("-") for word in argv[:2]):
         raise ValueError("give a model and a run folder first: esolm adapt MODEL RUN --data FOLDER")
     model, folder, *options = argv
+    if twice := {"--run", "--init"} & {option.partition("=")[0] for option in options}:
+        raise ValueError(f"esolm adapt takes the model and the run folder as its arguments: leave out {min(twice)}")
     check_model(Path(model))
     return train.run([found.preset, "--init", model, "--run", folder, *options])
 

@@ -62,9 +62,20 @@ def parse(parser: Any, argv: Sequence[str], defaults: bool = True) -> dict[str, 
         raise ValueError(f"{_explained(str(error), parser._actions)}. See {parser.prog} --help") from error
 
 
+ELSEWHERE = {
+    "max_tokens": "length", "max_new_tokens": "length", "max_length": "length", "temp": "temperature", "model_name": "name",
+    "n": "num_samples", "output_dir": "run", "max_steps": "steps", "learning_rate": "optim.lr", "batch_size": "batch.size",
+    "output": "out",
+}  # fmt: skip
+"""What options of other programs are called here."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint at the known words that look most like this one, or nothing."""
+    """A hint at the known words that mean the same or look most like this one, or nothing."""
     name, dashes = word.lstrip("-").replace("-", "_"), "--" if word.startswith("--") else ""
+    known = [*known]
+    if (same := ELSEWHERE.get(name)) in {k.lstrip("-") for k in known}:
+        return f": did you mean {dashes}{same}?"
     ratio = {k: difflib.SequenceMatcher(None, name, k.lstrip("-")).ratio() for k in known}
     best = max(ratio.values())
     near = [dashes + k.lstrip("-") for k, value in ratio.items() if value >= max(0.6, best - 0.1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,10 @@ def plan(lm: LanguageModel, options: Mapping[str, Any]) -> Job:
     from .generate import Job
 
     number = options["num_samples"]
-    length = lm.net.config.length if options["length"] is None else options["length"]
+    trained = lm.net.config.length
+    length = trained if options["length"] is None else options["length"]
+    if length > trained:
+        print(f"length {length} is beyond the {trained} tokens that the model was trained with", file=sys.stderr)
     if options["chat"]:
         return chat_job(lm, options, length)
     if options["prompt_file"] is None:

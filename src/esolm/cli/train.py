@@ -10,7 +10,7 @@ import yaml
 
 from ..runtime.dotted import flat
 from ..training.config import RunConfig, add_options, nearest, preset_names, read_preset
-from . import COMMANDS
+from . import COMMANDS, parsing
 from .layout import group
 from .parsing import parse, parser, positive, taken
 
@@ -119,7 +119,8 @@ def check_words(options: Sequence[str], known: set[str], config: type[RunConfig]
     words = {f"--{key}" for key in known}
     for word in (option.partition("=")[0].rstrip("+") for option in options if option.startswith("--")):
         if not {word, positive(word)} & (words | {"--help"} | {f"--{each}" for each in config.groups()}):
-            raise ValueError(f"unknown option {word}: the nearest known ones are {nearest(word, words)}")
+            hint = parsing.nearest(word, words) if word.lstrip("-").replace("-", "_") in parsing.ELSEWHERE else ""
+            raise ValueError(f"unknown option {word}{hint or f': the nearest known ones are {nearest(word, words)}'}")
 
 
 def _named_system(options: Sequence[str]) -> str | None:

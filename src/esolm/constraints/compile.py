@@ -38,7 +38,7 @@ FORMAT = 1
 """Raise it when the files or what they mean change."""
 REMEDY = "use smaller repeats, or few characters, as in [A-Za-z0-9_] in place of \\w"
 REASONS = {
-    "error building NFA": "it is not a regular expression without look-around and back-references",
+    "error building NFA": "it cannot be parsed, or has look-around or back-references, which are not supported",
     "incompatible with the regex": "no text matches it; of anchors it can have ^ at its beginning and $ at its end",
     "universal start state": "of anchors it can have ^ at its beginning and $ at its end",
 }

@@ -54,11 +54,14 @@ class PatternSpan:
 
     def _why(self, kinds: Sequence[int | None]) -> str:
         n = self.stop - self.start
-        found = self.fitting(max(FURTHER * n, 16))
+        most = max(FURTHER * n, 64)
+        found = self.fitting(most)
         if n in found:
             return f"no text of {n} tokens with the given ones among them matches {self.pattern}: change what is given"
         fits = f"{spelled(found)} tokens can" if found else "its texts are longer, or the vocabulary cannot spell them"
-        return f"no text of {n} tokens matches {self.pattern}: {fits}. Change the length or tokens_per_blank"
+        if found and found == [*range(found[0], most + 1)]:  # padding fills up what is longer
+            fits = f"{found[0]} tokens or more can"
+        return f"no text of {n} tokens matches {self.pattern}: {fits}. Change the length (max_tokens in the server) or tokens_per_blank"
 
 
 class Guide:

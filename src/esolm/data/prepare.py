@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,6 +28,7 @@ from .tokenizer import tokenizer as make_tokenizer
 from .workspace import finished, working
 
 _CHUNK = 1 << 20  # characters encoded at a time
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")  # lines that separate documents in other people's files
 _BPE_TEXT = 1 << 30  # a BPE is trained on the first characters of the train split, up to this many
 
 
@@ -161,11 +162,17 @@ def _build(work: Path, stream: SplitStream, inputs: PrepareInputs, request: dict
     encode = partial(shards.encode, tokenizer, train.detokenizer, options.separator)
     if inputs.chat is not None:
         encode = partial(shards.encode_chats, inputs.chat)
-    chunks = _encoded(work, stream, encode, inputs)
+    chunks, ends = _encoded(work, stream, encode, inputs)
     if options.part is not None:
         return None
     folder = work / "data"
     _write(folder, train, tokenizer, options.length, chunks, pack, request)
+    for line, count in ends.items():
+        print(
+            f'{count} lines are "{line}" and were read as text: if they separate documents, prepare another folder with '
+            f'--delimiter "{line}"',
+            file=sys.stderr,
+        )
     return folder
 
 
@@ -204,14 +211,17 @@ def _chunks(stream: SplitStream) -> Iterator[tuple[str, list[Document]]]:
 
 def _encoded(
     work: Path, stream: SplitStream, encode: Callable[[list[Document]], Chunk], inputs: PrepareInputs
-) -> dict[str, list[Path]]:
-    """Encode the missing chunks of this part in parallel; return the chunk files of each split in order.
+) -> tuple[dict[str, list[Path]], Counter[str]]:
+    """Encode the missing chunks of this part in parallel.
+
+    Returns the chunk files of each split in order, and the lines that look like a forgotten delimiter with their number.
 
     Threads are enough to use every core, because the tokenizers library releases the interpreter lock.
     """
     files: dict[str, list[Path]] = {"train": [], "valid": []}
     workers = inputs.options.workers or os.cpu_count() or 1
     part, parts = inputs.options.part_of
+    ends: Counter[str] = Counter()
 
     def sized() -> Iterator[tuple[None, int]]:
         running: deque[tuple[Future[None], int]] = deque()
@@ -219,6 +229,7 @@ def _encoded(
             for number, (name, documents) in enumerate(_chunks(stream)):
                 path = work / f"{name}-{len(files[name]):06d}-{_content(documents)}.npz"
                 files[name].append(path)
+                ends.update(line for each in documents for line in _ENDS for _ in range(_lines(each.text, line)))
                 if number % parts != part:
                     continue
                 running.append((pool.submit(_encode, path, documents, encode), sum(len(d.text) for d in documents)))
@@ -228,7 +239,12 @@ def _encoded(
             yield from ((future.result(), read) for future, read in running)
 
     deque(progress(sized(), "encoding", inputs.size), maxlen=0)
-    return files
+    return files, ends if inputs.options.delimiter is None else Counter()
+
+
+def _lines(text: str, line: str) -> int:
+    """How many lines of the text are this one."""
+    return sum(each.strip() == line for each in text.splitlines()) if line in text else 0
 
 
 def _encode(path: Path, documents: list[Document], encode: Callable[[list[Document]], Chunk]) -> None:

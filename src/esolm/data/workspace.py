@@ -30,7 +30,7 @@ def finished(out: Path, request: dict[str, Any]) -> Manifest | None:
     manifest = Manifest.load(out)
     if not _same(manifest.request, request):
         wanted = json.loads(json.dumps(request))
-        other = [key for key in request if manifest.request.get(key) != wanted[key]]
+        other = [name for key in request for name in _differing(key, manifest.request.get(key), wanted[key])]
         raise ValueError(f"{out} was prepared with another {', '.join(other)}: choose another folder, or remove it")
     shutil.rmtree(_partial(out), ignore_errors=True)  # left behind by a process killed after the last rename
     print(f"{out} is already prepared: reused", file=sys.stderr)
@@ -49,6 +49,15 @@ def working(out: Path, request: dict[str, Any], shared: bool = False) -> Iterato
         yield work
         if not shared:
             shutil.rmtree(work)
+
+
+def _differing(key: str, old: Any, new: Any) -> list[str]:
+    """The names of the options that differ; those that are kept together under one key by their own names."""
+    if old == new:
+        return []
+    if key != "reading" or not (isinstance(old, dict) and isinstance(new, dict)):
+        return [key]
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
 def _same(request: dict[str, Any], other: dict[str, Any]) -> bool:

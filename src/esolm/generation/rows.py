@@ -115,5 +115,5 @@ def prompted(
         raise ValueError(f"{len(prompts)} prompts for {total} samples: give one prompt, or one for each sample")
     encoded = [tokenizer.encode(text) for text in prompts]
     if (longest := max(map(len, encoded), default=0)) > length:
-        raise ValueError(f"the prompt has {longest} tokens and length is {length}: raise length")
+        raise ValueError(f"the prompt has {longest} tokens and length is {length}: shorten it, or raise length")
     return [[*ids, *[None] * (length - len(ids))] for ids in encoded], total

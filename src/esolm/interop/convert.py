@@ -76,6 +76,8 @@ def convert(
         ValueError: If the source cannot be read, is incomplete, or its system is unknown. `out` is then not written.
     """
     path, out = Path(source), Path(out)
+    if folder.is_model(path):
+        raise ValueError(f"{path} is already a model of esolm: use it as it is, or copy it with `esolm export`")
     with folder.new(out, force) as partial:
         if text is not None and not Path(text).is_file():
             raise ValueError(f"no file {text}: --text must be a text file")

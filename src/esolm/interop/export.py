@@ -90,9 +90,17 @@ def describe(path: Path, weights: str, which: str) -> dict[str, Any]:
     if runs.is_run(home):
         config = runs.read_config(home)
         about |= {"batch_size": config["batch"]["size"], "seed": config["seed"]}
+        if config.get("init") is not None:
+            about["init"] = origin(Path(config["init"]))
     if weights == "ema" and state.get("metric") is not None:  # validation uses the averaged weights
         about["validation"] = {"nats": state["metric"], "perplexity": math.exp(min(state["metric"], 700.0))}
     return about
+
+
+def origin(path: Path) -> str:
+    """The name of the model that training began with, and of the checkpoint that it was converted from."""
+    source = describe(path, "ema", "best").get("source") if folder.is_model(path) else None
+    return f"{path.name} (converted from {source})" if source else path.name
 
 
 def card(lm: LanguageModel, about: dict[str, Any], out: Path) -> str:
@@ -113,6 +121,8 @@ def card(lm: LanguageModel, about: dict[str, Any], out: Path) -> str:
         "weights": {"ema": "averaged (EMA)"}.get(about.get("weights", ""), about.get("weights", "not recorded")),
         "perplexity": perplexity(lm, about),
     }
+    if "init" in about:
+        rows["trained from"] = about["init"]
     if "source" in about:
         rows["converted from"] = f"`{about['source']}`"
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())

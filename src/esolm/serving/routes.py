@@ -13,7 +13,7 @@ from typing import Any
 try:
     from fastapi import FastAPI
     from fastapi import Request as HttpRequest
-    from fastapi.exceptions import HTTPException, RequestValidationError
+    from fastapi.exceptions import HTTPException
     from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
     from fastapi.staticfiles import StaticFiles
     from fastapi_offline import FastAPIOffline  # /docs without a CDN
@@ -21,13 +21,12 @@ except ImportError as error:
     raise ImportError("esolm.serving.routes needs more packages: pip install 'esolm[serve]'") from error
 
 from .. import __version__
-from . import api, bodies
+from . import api, bodies, refusals
 from .api import Server
 from .choices import pieces
 from .engine import Engine
 from .options import UNSERVED, ServerOptions
 from .replies import ApiError
-from .scheduler import QueueFull, Stopping
 from .scores import score
 
 PAGE = Path(__file__).parent / "page"
@@ -117,41 +116,12 @@ def make_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     app = FastAPIOffline(title="esolm", version=__version__, lifespan=life, redoc_url=None, responses=errors)
     app.state.server = server
     app.add_middleware(Guard, server=server)
-    _errors(app)
+    refusals.add(app)
     _generation_routes(app, server)
     _model_routes(app, server)
     _other_routes(app, server)
     app.mount("/page", StaticFiles(directory=PAGE, check_dir=False), name="page")
     return app
-
-
-def _errors(app: FastAPI) -> None:
-    """Every error in OpenAI's form."""
-    from starlette.exceptions import HTTPException as AnyHTTPException  # also of unknown paths and unreadable bodies
-
-    async def known(_: HttpRequest, error: Exception) -> Response:
-        if isinstance(error, ApiError):
-            return error.response()
-        if isinstance(error, QueueFull):
-            return ApiError(429, str(error), code="queue_full").response()
-        if isinstance(error, Stopping):
-            return ApiError(503, str(error)).response()
-        # Starlette's own errors, such as an unknown path, have a status; the rest are values that the library refuses.
-        return ApiError(getattr(error, "status_code", 400), str(getattr(error, "detail", error))).response()
-
-    async def invalid(_: HttpRequest, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"][1:] if not isinstance(part, int)) or None
-        return ApiError(400, f"{field or 'the body'}: {first['msg']}", field).response()
-
-    async def unexpected(_: HttpRequest, error: Exception) -> Response:
-        return ApiError(500, f"the server failed: {type(error).__name__}").response()  # Starlette logs the rest
-
-    app.add_exception_handler(Exception, unexpected)
-    for kind in (ApiError, QueueFull, Stopping, ValueError, AnyHTTPException):
-        app.add_exception_handler(kind, known)
-    app.add_exception_handler(RequestValidationError, invalid)
 
 
 def _generation_routes(app: FastAPI, server: Server) -> None:

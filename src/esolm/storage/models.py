@@ -63,6 +63,8 @@ def locate(path: Path, which: str = "best") -> tuple[Path, Path]:
         return path, path.parent.parent
     root = path / "checkpoints"
     found = (checkpoint.best(root) if which == "best" else None) or checkpoint.latest(root)
+    if found is None and (path / "config.json").is_file():
+        raise ValueError(f"{path} is not a model of esolm: convert it with `esolm convert {path} OUT`, and give OUT")
     if found is None:
         raise ValueError(f"{path} has no checkpoint: train it first, or give a checkpoint folder")
     return found, path

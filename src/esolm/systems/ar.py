@@ -84,7 +84,9 @@ class AR(AnyOrder):
         request.choose_sampler(self.name, self.samplers, "left_to_right")
         prompt = request.given.long().cumprod(1).sum(1)
         if not (request.given & request.valid).sum(1).equal(prompt):
-            raise ValueError("ar is left to right: given tokens must come first. Use an any-order system to infill")
+            raise ValueError(
+                "ar is left to right: given tokens must come first. Use an any-order system to infill; `esolm adapt` makes one of this model"
+            )
         if request.options.given_order != "ascending":
             raise ValueError(f"given_order is {request.options.given_order!r}; ar has no order to choose: leave it out")
         return order.ancestral(request.given, request.valid, rng, 0.0, None)

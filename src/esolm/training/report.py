@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ..runtime.dotted import flat
+from .config import RunConfig
 
 LINE_SECONDS = 5.0
 """Least time between two lines of a log that is not a terminal."""
@@ -41,8 +42,12 @@ class Live:
         self.task = self.bar.add_task("", total=steps, completed=start)
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Update the bar."""
+        """Update the bar, or where there is none, print a line every few seconds."""
         self.bar.update(self.task, completed=record["step"], description=_summary(record))
+        if not self.console.is_terminal and time.monotonic() - self.printed > LINE_SECONDS:
+            self.printed = time.monotonic()
+            left = (self.steps - record["step"]) * record["time"]["seconds"] / record["step"]
+            self.console.print(f"step {record['step']}/{self.steps}: {_summary(record)} · {left:.0f} s left")
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Report a record of metrics.jsonl."""
@@ -61,10 +66,6 @@ class Live:
         if (record.get("reward") or {}).get("failed"):
             errors = "; ".join(f"{error} ({number})" for error, number in record["errors"].items())
             self.console.print(f"step {record['step']}: {record['reward']['failed']} rewards failed: {errors}")
-        if not self.console.is_terminal and time.monotonic() - self.printed > LINE_SECONDS:
-            self.printed = time.monotonic()
-            left = (self.steps - record["step"]) * record["time"]["seconds"] / record["step"]
-            self.console.print(f"step {record['step']}/{self.steps}: {_summary(record)} · {left:.0f} s left")
 
     def __enter__(self) -> Live:
         self.bar.start()
@@ -74,6 +75,33 @@ class Live:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+
+
+def opening(config: RunConfig, parameters: int) -> str:
+    """The size of a new run, and what in its options looks like a mistake."""
+    steps, warmup, curriculum = config.steps, config.optim.warmup, config.system.get("curriculum") or 0
+    text = f"{parameters:,} parameters, {config.batch.size} x {config.net['length']} tokens a step, {steps:,} steps"
+    if curriculum > steps:
+        text += (
+            f"\nsystem.curriculum is {curriculum} and steps is {steps}, so alpha_0 will not rise above "
+            f"{steps / curriculum:.2g} of its value: add --system.curriculum {max(1, steps // 4)}"
+        )
+    if warmup >= steps > 1:
+        text += (
+            f"\noptim.warmup is {warmup} and steps is {steps}, so the learning rate will not reach {config.optim.lr:g}"
+        )
+    return text
+
+
+def advice(config: RunConfig, run: Path, step: int) -> str:
+    """For a run that has nothing left to do: how to train longer."""
+    more = "To train longer, raise --steps"
+    if config.optim.schedule == "cosine" or config.optim.decay:
+        more = (
+            f"Its learning rate has fallen to zero, so --steps cannot be raised. To train on from its weights, "
+            f"start a new run with --init {run} --run FOLDER"
+        )
+    return f"{run} is finished: {step} of {config.steps} steps. {more}"
 
 
 def _summary(record: Mapping[str, Any]) -> str:

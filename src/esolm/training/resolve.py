@@ -37,7 +37,8 @@ def open_data(config: RunConfig) -> Manifest:
     data, corpus = Path(config.data), config.corpus
     if not (data / "manifest.json").is_file():
         source = corpus.source or "CORPUS"
-        command = f"esolm prepare {source} {data} --tokenizer {corpus.tokenizer} --length {corpus.length}"
+        tokenizer = config.init or corpus.tokenizer  # weights belong to the ids of one tokenizer
+        command = f"esolm prepare {source} {data} --tokenizer {tokenizer} --length {corpus.length}"
         command = f"{command} {corpus.options}".rstrip()
         raise ValueError(f"no data in {data}: prepare it with `{command}`, or give --data FOLDER")
     return Manifest.load(data)
@@ -153,6 +154,6 @@ def enter(config: RunConfig, manifest: Manifest, data: Path) -> list[str]:
     if (old := json.loads((run / "manifest.json").read_text())["fingerprint"]) != manifest.fingerprint:
         raise ValueError(
             f"the corpus in {config.data} has changed since {run} was started: its fingerprint was {old} and is now "
-            f"{manifest.fingerprint}. Nothing was changed. Prepare the old corpus again, or give another --run"
+            f"{manifest.fingerprint}. Nothing was changed. Prepare the old corpus again, or give another run folder"
         )
     return notes

@@ -93,9 +93,7 @@ class Trainer:
                 if session.finished:
                     console.print(session.advice())
                 else:
-                    if session.folder is not None:
-                        notes = "".join(f"; {note}" for note in session.notes)
-                        console.print(f"resuming from {session.folder}{notes}")
+                    console.print(session.opening())
                     with suppress(GeneratorExit):  # the caller left the loop, and the session has saved
                         yield from session.train(metrics, console)
         self.outcome = session.outcome()
@@ -197,6 +195,8 @@ class Session:
         ):
             saved = learner.step
             with suppress(GeneratorExit):
+                if learner.step == 0 and config.init is not None and config.validation.alpha_0:
+                    yield self.validated(net, live, metrics)  # what the model could do before it was adapted
                 while not (self.finished or self.signal):
                     records = self.advance(net, live, metrics)
                     if config.saving.every and learner.step % config.saving.every == 0:
@@ -210,21 +210,24 @@ class Session:
     def advance(self, net: Forward, live: report.Live, metrics: runs.Metrics) -> list[Record]:
         """Make one step and, if it is due, validate; returns the records that were written."""
         config, records = self.config, list[Record]()
-
-        def write(record: Record) -> None:
-            metrics.write(record)
-            live.record(record)
-            records.append(record)
-
         record = self.step(net)
         live.step(record)
         step, self.bound = record["step"], None
         if self.finished or step % config.log_every == 0:
             self.mark = (self.learner.tokens, self.learner.seconds)
-            write(record)
+            metrics.write(record)
+            live.record(record)
+            records.append(record)
         if self.finished or (config.validation.every and step % config.validation.every == 0):
-            write(self.validate(net))
+            records.append(self.validated(net, live, metrics))
         return records
+
+    def validated(self, net: Forward, live: report.Live, metrics: runs.Metrics) -> Record:
+        """Validate, and write the record."""
+        record = self.validate(net)
+        metrics.write(record)
+        live.record(record)
+        return record
 
     def step(self, net: Forward) -> Record:
         """One training step; raises ValueError before the weights change if a term or the gradient is not finite."""
@@ -298,20 +301,19 @@ class Session:
         self.learner.metrics_bytes = metrics.sync()
         self.folder = self.learner.save(saver, self.identity, self.bound, self.chosen)
 
+    def opening(self) -> str:
+        """What begins: a resumed run with what has changed, or the size of a new one with what looks like a mistake."""
+        if self.folder is not None:
+            return f"resuming from {self.folder}" + "".join(f"; {note}" for note in self.notes)
+        return report.opening(self.config, sum(weight.numel() for weight in self.learner.net.parameters()))
+
     def outcome(self) -> Outcome:
         """How training ended."""
         return Outcome(self.learner.step, self.folder, self.signal or None, self.validation)
 
     def advice(self) -> str:
         """For a run that has nothing left to do: how to train longer."""
-        steps = self.config.steps
-        more = "To train longer, raise --steps"
-        if self.config.optim.schedule == "cosine" or self.config.optim.decay:
-            more = (
-                f"Its learning rate has fallen to zero, so --steps cannot be raised. To train on from its weights, "
-                f"start a new run with --init {self.run} --run FOLDER"
-            )
-        return f"{self.run} is finished: {self.learner.step} of {steps} steps. {more}"
+        return report.advice(self.config, self.run, self.learner.step)
 
     def summary(self) -> str:
         """One sentence on how training ended."""
