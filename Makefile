@@ -9,6 +9,7 @@ help:  ## list the targets
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): some minutes, and about 1 GB (several where PyTorch comes with CUDA)"
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e .
 	@touch $@
 

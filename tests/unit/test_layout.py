@@ -26,7 +26,8 @@ EXTRAS = {
 }  # fmt: skip
 WRAPPERS = {
     "interop/hf": "transformers", "interop/harness": "lm_eval", "serving/api": "fastapi", "serving/bodies": "pydantic",
-    "serving/refusals": "fastapi", "serving/replies": "fastapi", "serving/routes": "fastapi", "serving/server": "uvicorn", "serving/ray_app": "ray",
+    "serving/refusals": "fastapi",
+    "serving/replies": "fastapi", "serving/routes": "fastapi", "serving/server": "uvicorn", "serving/ray_app": "ray",
 }  # fmt: skip
 """Modules that subclass an extra's classes, and so import it at the top."""
 MODULE_LINES, FUNCTION_LINES = 350, 60

@@ -175,8 +175,18 @@ def test_the_show_passes_events_on_and_ends_with_the_text(terminal, monkeypatch)
     said = file.getvalue()
     assert ("a·c·" in said) == terminal
     if not terminal:
-        words = [line for line in said.splitlines() if line and not line.startswith("step 3/3 · NFE 3 · ")]
+        words = [line for line in said.splitlines() if line and not line.startswith("step 3/3 · 3 passes · ")]
         assert words == ["sample 1", "abcd", "sample 2", "wxyz", "sample 3", "abcd", "sample 4", "wxyz"]
+
+
+def test_the_last_frame_is_the_text():
+    """With line breaks, up to the end of the text behind what was given."""
+    row = film("One\ntwo three.")
+    end = BYTES.eos_id
+    ended = Film([*row.ids, end, ord("x")], [*row.phase, SEQUENTIAL, SEQUENTIAL], [*row.when, 3, 4])
+    assert show.read(ended, BYTES).plain == "One\ntwo three."
+    given = Film([*row.ids, end, ord("x")], [*row.phase, SEQUENTIAL, GIVEN], [*row.when, 3, -1])
+    assert show.read(given, BYTES).plain == "One\ntwo three.¶x"
 
 
 def test_the_last_frame_counts_the_steps_that_were_run():

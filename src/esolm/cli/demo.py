@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ BUNDLED = "stories"
 FIRST = ("--top_p", "0.9", "--seed", "0", "--show")
 SENTENCE = (
     "Tom was afraid of the big dog. ____ Then the dog licked his hand, and Tom was happy.",
-    "--tokens_per_blank", "12", "--top_p", "0.9", "--seed", "0", "--show",
+    "--tokens_per_blank", "12", "--sampler", "left_to_right", "--top_p", "0.8", "--seed", "0", "--show",
 )  # fmt: skip
 
 
@@ -71,7 +72,10 @@ def show_bundled(console: Console) -> None:
     sample.run([BUNDLED, *FIRST])
     console.print("\n[bold]2. It fills in a gap, given both sides[/bold]")
     infill.run([BUNDLED, *SENTENCE])
-    console.print("\n[bold]3. A small model is trained on this machine, for about two minutes[/bold]")
+    console.print(
+        "\n[bold]3. A small model is trained on this machine[/bold]: about two minutes on two free cores. "
+        "Ctrl-C stops it, and the same command resumes"
+    )
 
 
 def show_perplexity(console: Console, perplexity: float, manifest: Manifest) -> None:
@@ -81,7 +85,7 @@ def show_perplexity(console: Console, perplexity: float, manifest: Manifest) -> 
     from ..metrics.ngrams import ngram_perplexity
 
     train, held_out = (read_split(manifest, split) for split in ("train", "valid"))
-    table = Table("model", "validation perplexity", title="what it learned")
+    table = Table("model", "validation perplexity", title="what it learned (lower is better)")
     for name, order in (("unigram", 1), ("bigram", 2)):
         table.add_row(name, f"{ngram_perplexity(train, held_out, manifest.vocab_size, order):.1f}")  # type: ignore[arg-type]
     table.add_row("Eso-LM (an upper bound)", f"{perplexity:.1f}")
@@ -103,8 +107,9 @@ def show_samples(console: Console, folder: Path) -> None:
     from ..model import load
 
     model = load(folder)
+    console.print("\nAfter some minutes it has the look of its texts, and not yet their sense:")
     for name, alpha_0 in MODES.items():
         text = model.sample(num_samples=1, alpha_0=alpha_0, num_steps=model.net.config.length, seed=0).texts[0]
         console.print(f"\n[bold]{name}[/bold] (alpha_0 = {alpha_0})")
         console.print(text, markup=False)
-    console.print(f"\nthe run is in {folder}: see `esolm info {folder}`")
+    console.print(f"\nthe run is in {folder}: see `{sys.argv[0]} info {folder}`", markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ def make_parser() -> Any:
     """The parser."""
     made = parser("info FOLDER", COMMANDS["info"])
     made.add_argument("folder", type=str, help="A run, a checkpoint, a model, also a bundled one, or prepared data.")
+    made.add_argument("--all", action="store_true", help="Print every option too.")
     add_json(made)
     return made
 
@@ -40,11 +41,34 @@ def run(argv: Sequence[str]) -> int:
     from ..runtime.dotted import flat
 
     table = Table("key", "value", show_header=False)
-    for key, value in flat(about).items():
+    shown = about if options["all"] else summary(about)
+    for key, value in flat(shown).items():
+        value = float(f"{value:.6g}") if isinstance(value, float) else value
         text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
         table.add_row(key, text if len(text) <= LONGEST else f"{text[:LONGEST]}…")
     Console().print(table)
+    if shown != about:
+        print(f"esolm info {options['folder']} --all prints every option")
     return 0
+
+
+def summary(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What one wants to know first of a run, a checkpoint or a model; prepared data as they are."""
+    if about["kind"] == "data":
+        return dict(about)
+    config = about.get("config", about.get("identity", about))
+    net, system, origin = config["net"], dict(config["system"]), about.get("about", {})
+    alpha_0 = f", alpha_0 = {system['alpha_0']}" if "alpha_0" in system else ""
+    size = f"{net['layers']} layers of width {net['width']}, {net['heads']} heads, {net['length']} tokens"
+    found = {key: about[key] for key in ("kind", "path", "parameters") if key in about}
+    found |= {"network": size, "system": f"{system['name']}{alpha_0}"}
+    for key in ("state", "step", "steps", "tokens", "validation", "best", "corpus"):
+        if about.get(key) is not None:
+            found[key] = about[key]
+    for key in ("init", "source", "corpus", "tokenizer", "steps", "training_tokens", "validation"):
+        if origin.get(key) is not None:
+            found[key] = origin[key]
+    return {**found, **{key: about[key] for key in ("engine",) if key in about}}
 
 
 def describe(path: Path) -> dict[str, Any]:

@@ -63,9 +63,9 @@ def parse(parser: Any, argv: Sequence[str], defaults: bool = True) -> dict[str, 
 
 
 ELSEWHERE = {
-    "max_tokens": "length", "max_new_tokens": "length", "max_length": "length", "temp": "temperature", "model_name": "name",
-    "n": "num_samples", "output_dir": "run", "max_steps": "steps", "learning_rate": "optim.lr", "batch_size": "batch.size",
-    "output": "out",
+    "max_tokens": "length", "max_new_tokens": "length", "max_length": "length", "temp": "temperature", "output": "out",
+    "model_name": "name", "n": "num_samples", "output_dir": "run", "max_steps": "steps", "learning_rate": "optim.lr",
+    "batch_size": "batch.size",
 }  # fmt: skip
 """What options of other programs are called here."""
 

@@ -61,7 +61,8 @@ class PatternSpan:
         fits = f"{spelled(found)} tokens can" if found else "its texts are longer, or the vocabulary cannot spell them"
         if found and found == [*range(found[0], most + 1)]:  # padding fills up what is longer
             fits = f"{found[0]} tokens or more can"
-        return f"no text of {n} tokens matches {self.pattern}: {fits}. Change the length (max_tokens in the server) or tokens_per_blank"
+        remedy = "Change the length (max_tokens in the server) or tokens_per_blank"
+        return f"no text of {n} tokens matches {self.pattern}: {fits}. {remedy}"
 
 
 class Guide:

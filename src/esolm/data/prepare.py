@@ -169,8 +169,8 @@ def _build(work: Path, stream: SplitStream, inputs: PrepareInputs, request: dict
     _write(folder, train, tokenizer, options.length, chunks, pack, request)
     for line, count in ends.items():
         print(
-            f'{count} lines are "{line}" and were read as text: if they separate documents, prepare another folder with '
-            f'--delimiter "{line}"',
+            f'{count} lines are "{line}" and were read as text: if they separate documents, prepare another folder '
+            f'with --delimiter "{line}"',
             file=sys.stderr,
         )
     return folder
@@ -214,7 +214,7 @@ def _encoded(
 ) -> tuple[dict[str, list[Path]], Counter[str]]:
     """Encode the missing chunks of this part in parallel.
 
-    Returns the chunk files of each split in order, and the lines that look like a forgotten delimiter with their number.
+    Returns the chunk files of each split in order, and how often lines occur that look like a forgotten delimiter.
 
     Threads are enough to use every core, because the tokenizers library releases the interpreter lock.
     """

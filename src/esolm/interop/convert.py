@@ -76,8 +76,6 @@ def convert(
         ValueError: If the source cannot be read, is incomplete, or its system is unknown. `out` is then not written.
     """
     path, out = Path(source), Path(out)
-    if folder.is_model(path):
-        raise ValueError(f"{path} is already a model of esolm: use it as it is, or copy it with `esolm export`")
     with folder.new(out, force) as partial:
         if text is not None and not Path(text).is_file():
             raise ValueError(f"no file {text}: --text must be a text file")
@@ -131,6 +129,8 @@ def check(lm: LanguageModel, text: str | None) -> dict[str, float]:
 def opened(source: str, weights: str) -> ReleasedCheckpoint | CausalCheckpoint:
     """Read a file, a folder or a download from the hub; raises ValueError."""
     path = Path(source)
+    if folder.is_model(path):
+        raise ValueError(f"{path} is already a model of esolm: use it as it is, or copy it with `esolm export`")
     if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+/[\w.-]+\.gguf", source):
         path = download(source, source.rpartition("/")[2])
     if path.is_file() and path.suffix != ".gguf":

@@ -1,6 +1,6 @@
 """Animates denoising in a terminal: dots that turn into words, with one colour for each phase.
 
-Every token stays on its line from the first frame to the last, so that the text does not reflow.
+While tokens appear, each stays on its line, so that the text does not reflow; the last frame is wrapped by words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..data import Tokenizer
 from ..sampling.events import Event
-from .frames import BREAK, DIFFUSION, DRAFT, GIVEN, REJECTED, SEQUENTIAL, UNDECIDED, Film, Meter, layout, pieces
+from .frames import BREAK, DIFFUSION, DRAFT, END, GIVEN, REJECTED, SEQUENTIAL, UNDECIDED, Film, Meter, layout, pieces
 
 STYLES = {GIVEN: "bold", DIFFUSION: "#2f8fd8", SEQUENTIAL: "#e07b39", DRAFT: "italic #8e6fc1", REJECTED: "#d0453f"}
 COLUMNS = 100  # at most
@@ -66,17 +66,25 @@ def frame(
     for row, film in enumerate(films):
         if len(films) > 1 or event.first:
             parts.append(Text(f"sample {event.first + row + 1}", "dim"))
-        parts.append(draw(film, tokenizer, columns, tokens, -2 if done else event.step))
+        parts.append(read(film, tokenizer) if done else draw(film, tokenizer, columns, tokens, event.step))
         parts.append(Text())
     nfe = sum(film.passes for film in films) / len(films)
     step = event.step + 1
     steps = step if done else max(event.steps, step)  # the speculative sampler needs fewer than planned
-    status = f"step {step}/{steps} · NFE {nfe:.4g} · {meter.speed:,.0f} tokens/s"
+    status = f"step {step}/{steps} · {nfe:.4g} passes · {meter.speed:,.0f} tokens/s"
     phases = {phase for film in films for phase in film.phase}
     if event.committed.drafts is not None:
         phases |= {DRAFT, REJECTED}
     legend = [Text(f"  ● {phase}", style) for phase, style in STYLES.items() if phase in phases]
     return Group(*parts, Text.assemble((status, "dim"), *legend))
+
+
+def read(film: Film, tokenizer: Tokenizer) -> Text:
+    """A finished row as one reads it: with its line breaks, up to the end-of-sequence token behind all that was given."""
+    texts = pieces(tokenizer, film)
+    given = max((i for i, phase in enumerate(film.phase) if phase == GIVEN), default=-1)
+    texts = texts[: next((i for i, piece in enumerate(texts) if i > given and piece == END), None)]
+    return Text.assemble(*((piece, STYLES[phase]) for piece, phase in zip(texts, film.phase, strict=False)))
 
 
 def draw(film: Film, tokenizer: Tokenizer, columns: int, tokens: int, now: int) -> Text:
