@@ -87,4 +87,8 @@ def test_by_its_name_from_anywhere(
     assert text.startswith("The old man")
     assert text.endswith("the door.")
     assert main(["info", "stories"]) == 0
-    assert "esolm" in capsys.readouterr().out
+    short = capsys.readouterr().out
+    assert "6 layers of width 288" in short
+    assert "rotary_base" not in short
+    assert main(["info", "stories", "--all"]) == 0
+    assert "rotary_base" in capsys.readouterr().out

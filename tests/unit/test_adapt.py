@@ -60,6 +60,23 @@ def adapt(model: Path, run: Path, data: Path, *options: str) -> int:
     return cli.main(["adapt", str(model), str(run), "--data", str(data), *small, *options])
 
 
+def test_likely_mistakes_are_named(model: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert adapt(model, run, data, "--system.curriculum=40", "--optim.warmup=4") == 0
+    said = capsys.readouterr().out
+    assert "system.curriculum is 40 and steps is 4" in said
+    assert "optim.warmup is 4 and steps is 4" in said
+    assert cli.main(["export", str(run), str(tmp_path / "out")]) == 0
+    assert "| trained from | model |" in (tmp_path / "out" / "README.md").read_text()
+    for options, word in ((["--run", "x"], "leave out --run"), (["--max_steps", "3"], "did you mean --steps?")):
+        assert adapt(model, run, data, *options) == 2
+        assert word in capsys.readouterr().err
+    assert cli.main(["adapt", str(model), str(run), "--data", str(tmp_path / "none")]) == 2
+    assert f"--tokenizer {model}" in capsys.readouterr().err
+    assert cli.main(["convert", str(model), str(tmp_path / "again")]) == 2
+    assert "is already a model of esolm" in capsys.readouterr().err
+
+
 def test_before_the_first_step_it_is_the_checkpoint(model: Path, tmp_path: Path, data: Path) -> None:
     """Left to right, a shifted query gives the likelihood of the original, token by token."""
     stored = read_model(model)

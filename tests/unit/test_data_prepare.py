@@ -49,6 +49,16 @@ def test_the_output_does_not_depend_on_the_number_of_workers(source: str, tmp_pa
     assert contents(tmp_path / "out2") == first == contents(tmp_path / "out5")
 
 
+def test_a_forgotten_delimiter_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "d.txt").write_text("".join(f"{sentence(i)}\n<|endoftext|>\n" for i in range(400)))
+    options = {"tokenizer": "bytes", "length": 32}
+    prepare(str(tmp_path / "d.txt"), tmp_path / "one", **options)
+    said = capsys.readouterr().err
+    assert said.count('400 lines are "<|endoftext|>" and were read as text') == 1
+    prepare(str(tmp_path / "d.txt"), tmp_path / "two", delimiter="<|endoftext|>", **options)
+    assert "were read as text" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("packing", ["wrap", "pad"])
 def test_delimited_documents_equal_those_of_json_lines(source: str, tmp_path: Path, packing: str) -> None:
     """The same rows, splits and counts; the delimiter is part of the request, and other requests are unchanged."""

@@ -153,3 +153,11 @@ def test_outputs_are_kept_as_jupyter_keeps_them(tmp_path: Path):
         {"name": "stdout", "output_type": "stream", "text": ["b\n"]},
         {"data": data, "execution_count": 1, "metadata": {}, "output_type": "execute_result"},
     ]
+
+
+@pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_has_one_title_and_sections(path: Path) -> None:
+    cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "markdown"]
+    titles = [line for cell in cells for line in cell["source"] if line.startswith("# ")]
+    assert titles == cells[0]["source"][:1]
+    assert sum(line.startswith("## ") for cell in cells for line in cell["source"]) > 2

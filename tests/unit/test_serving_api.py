@@ -368,3 +368,39 @@ def test_the_space_before_a_word_is_kept_by_tokenizers_that_drop_it_at_the_start
         row, start, count = completion_rows(tokenizer, ["Tom saw a dog"], suffix, 2, 1)[0]
         after = row[start + count :]
         assert "x" + tokenizer.decode_after(after, tokenizer.encode("x")[-1]) == f"x{suffix}"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "said"),
+    [
+        ('{"prompt": "a"', "application/json", "the body is not JSON: Expecting ',' delimiter at character 14"),
+        ('{"prompt": "a"}', "application/x-www-form-urlencoded", "send the header Content-Type: application/json"),
+        ("[1]", "application/json", "the body must be a JSON object"),
+    ],
+)
+def test_a_body_that_is_no_object(http, content, kind, said):
+    found = http.post("/v1/completions", content=content, headers={"Content-Type": kind})
+    assert found.status_code == 400
+    assert said in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("response_format", {}, "response_format is not a field of this route: did you mean json_schema?"),
+        ("max_token", 3, "max_token is not a field of this route: did you mean max_tokens?"),
+        ("min_p", 0.1, "min_p is not a field of this route: leave it out"),
+        ("best_of", 3, "best_of is not supported: leave it out"),
+        ("frequency_penalty", 1.0, "frequency_penalty is not supported: leave it out"),
+        ("json_schema", "{}", "json_schema: Input should be a valid dictionary"),
+    ],
+)
+def test_a_field_that_is_refused_is_named(http, field, value, said):
+    found = http.post("/v1/completions", json={"prompt": "a", field: value})
+    error = found.json()["error"]
+    assert (found.status_code, error["message"], error["param"]) == (400, said, field)
+
+
+def test_a_path_that_does_not_exist_is_named(http):
+    said = [http.post(path, json={}).json()["error"]["message"] for path in ("/v1/chat/completions", "/v1/completion")]
+    assert said == ["this server has no chat route: use /v1/completions", "no route /v1/completion: see /docs"]

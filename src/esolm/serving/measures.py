@@ -79,7 +79,10 @@ class Measures:
             lines += ["# HELP esolm_responses_total HTTP responses.", "# TYPE esolm_responses_total counter"]
             for (path, status), count in sorted(self.responses.items()):
                 lines.append(f'esolm_responses_total{{path="{path}",status="{status}"}} {count}')
-            for name, histogram in (("time_to_first_token", self.first_token), ("request", self.latency)):
-                lines.append(f"# TYPE esolm_{name}_seconds histogram")
-                lines += histogram.lines(f"esolm_{name}_seconds")
+            for name, about, histogram in (
+                ("time_to_first_token", "From the request to its first token.", self.first_token),
+                ("request", "From the request to its end.", self.latency),
+            ):
+                full = f"esolm_{name}_seconds"
+                lines += [f"# HELP {full} {about}", f"# TYPE {full} histogram", *histogram.lines(full)]
         return "\n".join(lines) + "\n"

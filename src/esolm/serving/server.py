@@ -64,7 +64,7 @@ def serve_app(
             raise ValueError(f"cannot listen on {host} port {port}: {error}") from error
         shown = f"[{host}]" if ":" in host else host
         name, bound = app.state.server.options.name, listener.getsockname()[1]
-        print(f"serving {name} on http://{shown}:{bound}", file=sys.stderr, flush=True)
+        print(f"serving {name} on http://{shown}:{bound} (Ctrl-C stops it)", file=sys.stderr, flush=True)
         longest = math.ceil(drain) + 5  # then connections are closed, whatever they wait for
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=longest, server_header=False)
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles them, and raises them again at its end

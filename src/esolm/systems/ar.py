@@ -85,8 +85,8 @@ class AR(AnyOrder):
         prompt = request.given.long().cumprod(1).sum(1)
         if not (request.given & request.valid).sum(1).equal(prompt):
             raise ValueError(
-                "ar is left to right: given tokens must come first. To infill, make an any-order model of this one with "
-                "`esolm adapt`"
+                "ar is left to right: given tokens must come first. To infill, make an any-order model of this one: "
+                "esolm adapt"
             )
         if request.options.given_order != "ascending":
             raise ValueError(f"given_order is {request.options.given_order!r}; ar has no order to choose: leave it out")

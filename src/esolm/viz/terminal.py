@@ -80,7 +80,7 @@ def frame(
 
 
 def read(film: Film, tokenizer: Tokenizer) -> Text:
-    """A finished row as one reads it: with its line breaks, up to the end-of-sequence token behind all that was given."""
+    """A finished row as one reads it: with line breaks, up to the end-of-sequence token behind all that was given."""
     texts = pieces(tokenizer, film)
     given = max((i for i, phase in enumerate(film.phase) if phase == GIVEN), default=-1)
     texts = texts[: next((i for i, piece in enumerate(texts) if i > given and piece == END), None)]
