@@ -82,6 +82,13 @@ def test_every_set_is_grouped_as_the_authors_do(tmp_path: Path, name: str, eos: 
     assert plain.bytes == sum(len(text.encode()) for text in texts)
 
 
+def test_delimited_texts_are_those_of_json_lines(tmp_path: Path) -> None:
+    (tmp_path / "d.txt").write_text("one\n\ntwo\n<|end|>\nthree\n")
+    (tmp_path / "d.jsonl").write_text('{"text": "one\\n\\ntwo"}\n{"text": "three"}\n')
+    delimited = read(str(tmp_path / "d.txt"), BYTES, 32, delimiter="<|end|>")
+    assert delimited.batch.x.equal(read(str(tmp_path / "d.jsonl"), BYTES, 32).batch.x)
+
+
 def test_lines_are_texts_of_their_own(tmp_path: Path) -> None:
     """Passages of LAMBADA begin with a line break each; without --lines the file is one text."""
     (file := tmp_path / "lambada.txt").write_text("one passage \nanother \n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from .parsing import Writing, parse
 
@@ -21,5 +22,17 @@ def run(argv: Sequence[str]) -> int:
     options = parse(make_parser(), argv)
     as_json = options.pop("json")
     written = _COMMAND.call(options)
-    print(json.dumps({"path": str(written)}) if as_json else f"wrote {written}")
+    print(json.dumps({"path": str(written)}) if as_json else f"wrote {written}{unfinished(Path(options['run']))}")
     return 0
+
+
+def unfinished(run: Path) -> str:
+    """A remark for a run that has steps left; nothing otherwise."""
+    from ..storage import checkpoint
+    from ..training import runs
+
+    last = checkpoint.latest(run / "checkpoints") if runs.is_run(run) else None
+    if last is None:
+        return ""
+    step, steps = checkpoint.read(last)["step"], runs.read_config(run)["steps"]
+    return f" (its training is unfinished: step {step} of {steps})" if step < steps else ""

@@ -40,6 +40,8 @@ class Scoring:
     """Whether each line of a text file is a text of its own."""
     newlines: bool = False
     """With lines: keep the line break at the end of each text, as the records of WikiText do."""
+    delimiter: str | None = None
+    """The line that separates the texts of a file, as in `esolm prepare`."""
     eos: bool = True
     """Whether each text ends with EOS."""
     frame: bool = False
@@ -77,7 +79,18 @@ def make_parser() -> Any:
     """The parser."""
     made = scoring_parser("score", Scoring)
     group(made, "estimate", ("estimator", "num_orders", "antithetic", "num_draws", "alpha_0"))
-    texts = ("num_sequences", "length", "split", "field", "detokenizer", "lines", "newlines", "eos", "frame")
+    texts = (
+        "num_sequences",
+        "length",
+        "split",
+        "field",
+        "detokenizer",
+        "lines",
+        "newlines",
+        "delimiter",
+        "eos",
+        "frame",
+    )
     group(made, "texts", texts)
     return made
 

@@ -42,7 +42,18 @@ def score(run: str, corpora: list[str], o: Scoring) -> int:
 def prepare(run: str, corpora: list[str], o: Scoring, ranks: Ranks) -> Callable[[], list[dict[str, Any]]]:
     """Read the model and the texts; return a function that scores them and returns one record per corpus."""
     lm = open_model(run, o.device if ranks.world == 1 else str(ranks.device), o.alpha_0, o.weights)
-    keys = ("split", "length", "num_sequences", "field", "detokenizer", "lines", "newlines", "eos", "frame")
+    keys = (
+        "split",
+        "length",
+        "num_sequences",
+        "field",
+        "detokenizer",
+        "lines",
+        "newlines",
+        "delimiter",
+        "eos",
+        "frame",
+    )
     reading: dict[str, Any] = {key: getattr(o, key) for key in keys}
     texts = [read(spec, lm.tokenizer, lm.net.config.length, **reading) for spec in corpora]
     for sequences in texts:
@@ -97,7 +108,9 @@ def show(records: list[dict[str, Any]]) -> None:
     """Print one row per corpus and, where several orders were drawn, the curve over their number."""
     console, first = Console(highlight=False), records[0]
     orders = "" if first["num_orders"] is None else f", K = {first['num_orders']}"
-    table = Table(title=f"{first['estimator']} ({first['kind']}{orders})", title_justify="left")
+    exact = first["kind"] == "exact"
+    title = "exact" if exact else f"{first['estimator']} ({first['kind']}{orders})"
+    table = Table(title=title, title_justify="left")
     table.add_column("corpus", overflow="fold")
     for column in ("ppl", "nats", "± s.e.", "bits/token", "bits/byte", "tokens"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -60,23 +60,25 @@ def read(
     detokenizer: str | None = None,
     lines: bool = False,
     newlines: bool = False,
+    delimiter: str | None = None,
     eos: bool = True,
     frame: bool = False,
 ) -> Sequences:
     """Read the first sequences of prepared data, of a file or folder of text, or of a corpus.
 
     length: tokens of a sequence, by default the training length. Files are read whole; corpora that have splits, and
-    pydocs, by `split`. lines: each line of a text file is a text; newlines: with its line break. eos: each text ends
-    with EOS. frame: each sequence begins with BOS and ends with EOS, and the incomplete last one is dropped. Raises
-    ValueError for data that another tokenizer prepared.
+    pydocs, by `split`. lines: each line of a text file is a text; newlines: with its line break. delimiter: the line
+    that separates the texts of a file. eos: each text ends with EOS. frame: each sequence begins with BOS and ends with
+    EOS, and the incomplete last one is dropped. Raises ValueError for data that another tokenizer prepared.
     """
     if num_sequences is not None and num_sequences < 1:
         raise ValueError(f"num_sequences is {num_sequences}; it must be at least 1")
     if (Path(spec) / "manifest.json").is_file():
-        if (field, detokenizer, lines, newlines, eos, frame) != ("text", None, False, False, True, False):
+        given = (field, detokenizer, lines, newlines, delimiter, eos, frame)
+        if given != ("text", None, False, False, None, True, False):
             raise ValueError(
-                f"{spec} is prepared data, read and packed already: leave field, detokenizer, lines, newlines, eos and "
-                "frame out"
+                f"{spec} is prepared data, read and packed already: leave field, detokenizer, lines, newlines, "
+                "delimiter, eos and frame out"
             )
         return _prepared(spec, tokenizer, trained_length, split, length, num_sequences)
     length = trained_length if length is None else length
@@ -84,7 +86,7 @@ def read(
         raise ValueError(f"length is {length}; it must be at least {least}")
     if newlines and not lines:
         raise ValueError("newlines keeps the line breaks of texts that are lines: add --lines, or leave it out")
-    corpus = corpora.corpus(spec, corpora.Reading(field, lines=lines, newlines=newlines))
+    corpus = corpora.corpus(spec, corpora.Reading(field, lines=lines, newlines=newlines, delimiter=delimiter))
     rules = detokenize.known(detokenizer) or corpus.detokenizer
     documents = (detokenize.detokenize(d.text, rules) for d in _documents(corpus, split))
     inner = length - 2 if frame else length
