@@ -26,7 +26,7 @@ lint: $(VENV)/.test  ## check style, format and types
 	$(BIN)/mypy
 
 test: lint  ## run the tests, except the slow ones
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 3 -m "not slow"  # one more than cores: some tests wait for processes
 
 test-full: lint  ## run all tests
 	$(BIN)/pytest -n 2

@@ -25,7 +25,8 @@ def base(data, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("parts", "parallel"), [("lora", "ddp"), ("lora", "fsdp"), pytest.param("qkv", "fsdp", marks=pytest.mark.slow)]
+    ("parts", "parallel"),
+    [("lora", "fsdp"), *(pytest.param(*other, marks=pytest.mark.slow) for other in (("lora", "ddp"), ("qkv", "fsdp")))],
 )
 def test_two_ranks_equal_one(base, two, data, tmp_path, parts, parallel):
     def words(run: Path, *more: str) -> list[str]:

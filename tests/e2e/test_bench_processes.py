@@ -14,6 +14,7 @@ from esolm.net.denoiser import DenoiserConfig
 STEP = ("--vocabularies=[50]", "--lengths=[16]", "--tokens=64", "--layers=1", "--width=64", "--rounds=2")
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("words", "keys"),

@@ -55,6 +55,7 @@ jobs:
 """
 
 
+@pytest.mark.slow
 def test_failure_stops_only_the_jobs_that_need_it(experiments: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (experiments / "one" / "experiment.yaml").write_text(PROCESSES)
     work = space(experiments)

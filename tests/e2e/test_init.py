@@ -72,6 +72,7 @@ def test_another_system_and_a_longer_context(home, tmp_path):
     assert len(lm.sample(num_samples=1, seed=1).tokens[0]) == 4 * tiny.LENGTH
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("preset", ["owt-esolm-10240", "owt-bd3lm-10240", "xsum-esolm", "xsum-mdlm"])
 def test_the_presets_that_fine_tune(home, tmp_path, preset):
     """The whole path of the paper's fine-tuning runs, at toy size: longer sequences, or summaries of given texts."""

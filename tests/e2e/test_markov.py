@@ -104,7 +104,7 @@ def bound(system: Any, net: Denoiser, x: Tensor) -> Tensor:
     return torch.stack(runs).mean(0)
 
 
-SHORT = ("ar", "esolm-B")
+SHORT = ("esolm-B",)
 """The others run in `make test-full`: each takes a third of a minute."""
 
 

@@ -61,6 +61,7 @@ def test_a_signal_saves_and_the_same_command_resumes(data, whole, tmp_path, monk
     tiny.assert_same(tmp_path / "run", whole)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", toy.one_of_each())
 def test_every_system_resumes_exactly(data, tmp_path, monkeypatch, name):
     """Interrupted in the middle; Duo's curriculum ends after the interruption."""
@@ -120,7 +121,7 @@ def test_exact_with_two_threads(tmp_path, monkeypatch, precision):
     tiny.assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("function", "call"), [("_write", 5), ("_end", 2), ("_prune", 1)])
 def test_killed_inside_the_writing_of_a_checkpoint(data, whole, tmp_path, function, call):
     command = tiny.command(data, tmp_path / "run", "--saving.keep=1")

@@ -158,6 +158,7 @@ async def crowd(url: str, seed: int, clients: int) -> Counter[str]:
     return moments
 
 
+@pytest.mark.slow
 def test_two_hundred_clients_that_leave_leave_nothing_behind():
     lm = served.model(length=128)
     engine = Engine(lm, EngineOptions(max_batch=4, max_queue=64))

@@ -65,6 +65,7 @@ def test_what_does_not_finish_in_time_after_sigterm_gets_an_answer(tmp_path):
     assert found[0].json()["error"]["type"] == "service_unavailable_error"
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_back_in_seconds():
     with served.process("stories") as (server, url):
         server.kill()

@@ -50,6 +50,7 @@ def test_words_in_order_are_likelier_than_shuffled(lm: esolm.LanguageModel, text
     assert given > shuffled + 10
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     "options", [{"sampler": "left_to_right"}, {"alpha_0": 0.25}, {"alpha_0": 1.0}, {"sampler": "speculative"}], ids=str
 )

@@ -84,6 +84,7 @@ def every_order(lm: LanguageModel, x: Tensor) -> Tensor:
     return torch.cat(columns, 1)
 
 
+@pytest.mark.slow
 def test_source_exact_bound(lm: LanguageModel) -> None:
     """Source <= exact (paired, 3 standard errors: a right one fails with p < 0.0014, and the draws are fixed) and
     exact < L_AO, by enumeration; the estimators on drawn orders agree with both. No inequality with the NELBO of the

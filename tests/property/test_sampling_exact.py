@@ -275,6 +275,7 @@ def test_ar_begins_with_the_token_it_was_trained_with() -> None:
     assert not torch.equal(found, run(SYSTEMS["ar"], NET, request, rng)[0])
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("engine", [None, *engines.ENGINES])
 @pytest.mark.parametrize("kind", SYSTEMS)
 def test_float32(kind: str, engine: str | None) -> None:

@@ -56,6 +56,7 @@ def test_the_document_has_every_route():
     assert paths >= {"/tokenize", "/detokenize", "/health", "/ready", "/metrics"}
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_the_document_describes_the_server(name, mode):
@@ -134,6 +135,7 @@ ROUTES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("path", ROUTES)
 def test_no_body_is_an_error_of_the_server(path):
     """At most four fields at a time, so that many bodies are accepted."""

@@ -175,6 +175,7 @@ def trained() -> Any:
     return net.eval()
 
 
+@pytest.mark.slow
 def test_a_trained_network() -> None:
     NETS["trained"] = net = trained()
     tokens, _ = draws(ask(window=4), "trained")

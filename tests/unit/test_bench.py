@@ -87,6 +87,7 @@ def test_compiled_step_has_the_same_logits(compiler: str, monkeypatch: pytest.Mo
         torch.testing.assert_close(logits, found[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compilation_failure_reports_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(torch.nn.Module):
         def __init__(self, net) -> None:

@@ -119,6 +119,7 @@ CASES = [
 ]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(("line", "there", "absent"), CASES, ids=[case[0] for case in CASES])
 def test_completions(scripts, folder, shell, line, there, absent):

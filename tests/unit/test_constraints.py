@@ -149,6 +149,7 @@ SCHEMAS: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
 def test_samples_are_valid_by_another_validator(schema: Any) -> None:
     validator = pytest.importorskip("jsonschema_rs").Draft202012Validator(schema)

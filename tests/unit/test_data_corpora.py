@@ -37,6 +37,7 @@ def of(documents: list[str], name: str = "made") -> Corpus:
     return Corpus(name, ((name, ""),), lambda: (Document(d) for d in documents))
 
 
+@pytest.mark.slow
 def test_pydocs_is_large_and_fixed_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise AssertionError("pydocs went to the network")

@@ -216,6 +216,7 @@ def test_generation_stops_at_the_stop_text(home: Path) -> None:
         HarnessModel(str(home / "esolm"), estimator="best")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", ["esolm", "bd3lm"])
 def test_the_harness_runs_and_caches(home: Path, tmp_path: Path, name: str) -> None:
     estimator = {"estimator": "nelbo"} if name == "bd3lm" else {"estimator": "any_order", "num_orders": 2}
@@ -238,6 +239,7 @@ def test_the_harness_runs_and_caches(home: Path, tmp_path: Path, name: str) -> N
     assert "|rolling" in make_table(runs[0])
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_converted_model_scores_as_in_transformers(name: str, home: Path, tmp_path: Path) -> None:
     """Likelihoods of the same tasks by the harness's own model for transformers, which starts with BOS as ours does."""

@@ -239,6 +239,7 @@ def test_padding_is_not_seen(name: str, options: dict[str, str], side: str) -> N
         torch.testing.assert_close(found[1, :4], lm.system.logits(lm.net, Batch(x[1:2, :4]))[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_trainer_trains_it(tmp_path: Path, name: str) -> None:
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")

@@ -53,6 +53,7 @@ def test_nats_do_not_depend_on_the_batch(folder: str) -> None:
     assert nats[0] > 1
 
 
+@pytest.mark.slow
 def test_as_a_reward(folder: str) -> None:
     """Minus the nats per token, in the processes of a pool, and the floor for a text without tokens."""
     texts = ["a longer text", "b", ""]
