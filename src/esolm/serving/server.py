@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Called by the signal."""
         if not self.engine.scheduler.closed:
+            os.write(2, f"stopping: {len(self.engine.scheduler.live)} samples are running\n".encode())
             self.engine.scheduler.closed = True  # the condition's lock may be held by the thread that the signal hit
             late = threading.Timer(self.drain, self.engine.end_all)  # the rest is answered by 503
             late.daemon = True

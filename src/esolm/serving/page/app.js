@@ -92,7 +92,7 @@ async function perform(request, old) {
     const second = values.other === NOTHING ? null : await compare(body, values, old ?? first.text, signal);
     signal.throwIfAborted();
     commit({ text: first.text, note: first.note, second, request });
-    $("status").textContent = summary(first, second, old);
+    $("status").textContent = summary(first, second, old, request);
     const drawn = first.text.filter((token, i) => token.id !== old?.[i].id);
     $("announce").textContent = old ? `Rewritten: ${plain(drawn, state.model.eos_id)}` : "The text is ready.";
   } catch (error) {
@@ -119,8 +119,12 @@ async function compare(body, values, old, signal) {
   }
 }
 
-function summary(first, second, old) {
+function summary(first, second, old, request) {
   if (second) return "The two ran one after the other, with the same seed.";
+  const begun = !old && !request.row && request.source.search(BLANK) < 0;
+  if (begun && first.text.every(({ id }) => id !== state.model.eos_id)) {
+    return "Cut at the number of new tokens; more make it longer.";
+  }
   const same = old?.every((token, i) => token.id === first.text[i].id);
   return same ? "The same words were drawn again. Try once more, or raise the temperature." : "";
 }
