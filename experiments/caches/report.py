@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from experiments.frontier import report as frontier
 from experiments.runner.document import Results, number, table
 
 STEPS = ("32", "128")
@@ -14,52 +15,19 @@ CACHES = {
     "delayed": "dKV-Cache-Decode",
     "frozen": "FreeCache",
 }
-MDLM, ESO = "runs/mdlm", "runs/esolm-1"
-BLOCKS = "block_length=32"
 
 
 def points(results: Results) -> list[dict[str, Any]]:
-    """Return every judged setting with its passes and seconds."""
-    timed = {p["point"]: p for p in (results["time"]["points"] if "time" in results else [])}
-    settings = [("MDLM, ancestral", f"mdlm-{n}", n, f"{MDLM} num_steps={n}") for n in ("8", *STEPS)]
-    settings += [("Eso-LM, ancestral", f"esolm-1-1-{n}", n, f"{ESO} alpha_0=1 num_steps={n}") for n in ("8", *STEPS)]
-    settings += [
-        (
-            f"MDLM, confidence, {title}",
-            f"mdlm-{cache}-{n}",
-            n,
-            f"{MDLM} sampler=confidence num_steps={n} {BLOCKS}{more}",
-        )
-        for cache, title, more in [("none", "no cache", ""), *((c, c, f" cache={c}") for c in CACHES)]
-        for n in STEPS
-    ]
-    settings += [
-        ("Eso-LM, confidence, exact cache", f"esolm-confidence-{n}", n, f"{ESO} sampler=confidence num_steps={n} window=32")
-        for n in STEPS
-    ]  # fmt: skip
-    found = []
-    for title, name, steps, point in settings:
-        if (judged := results.get(f"judge-{name}")) is not None and point in timed:
-            cost = timed[point]
-            found.append(
-                {"title": title, "name": name, "T": steps, "passes": cost["passes"]}
-                | {"seconds": cost["seconds_per_sample"], **judged}
-            )
-    return found
+    """Return the settings of MDLM and Eso-LM in `frontier`, by their names there."""
+    return [p for p in frontier.points(results) if p["system"] in ("MDLM", "Eso-LM 1") and p["seconds"]]
 
 
 def report(results: Results) -> str:
-    """Return all settings, the agreement of the caches, and a verdict on each."""
+    """Return the agreement of the caches, and a verdict on each."""
     found = points(results)
-    rows = [
-        [p["title"], p["T"], number(p["passes"], None, 0), number(1000 * p["seconds"], None, 1),
-         number(p["nats"], p["stderr"]), number(p["entropy"])]
-        for p in found
-    ]  # fmt: skip
-    columns = ("setting", "T", "passes", "ms per sample", "judge, nats", "entropy")
     parts = ["## Approximate caches and confidence samplers (not in the paper)", METHOD]
-    if rows:
-        parts += [FIGURE, table(columns, rows)]
+    if found:
+        parts += [FIGURE]
     return "\n\n".join([*parts, *agreement(results), *verdicts(results, found)])
 
 
@@ -80,12 +48,12 @@ def agreement(results: Results) -> list[str]:
 def verdicts(results: Results, found: list[dict[str, Any]]) -> list[str]:
     """Return one sentence for each cache: speed, agreement, quality, and the exact cache in the same time."""
     by_name = {p["name"]: p for p in found}
-    ours = [p for p in found if p["title"].startswith("Eso-LM")]
+    ours = [p for p in found if p["system"] == "Eso-LM 1"]
     lines = []
     for cache, title in CACHES.items():
         parts = []
         for steps in STEPS:
-            plain, mine = by_name.get(f"mdlm-none-{steps}"), by_name.get(f"mdlm-{cache}-{steps}")
+            plain, mine = by_name.get(f"mdlm-confidence-{steps}"), by_name.get(f"mdlm-{cache}-{steps}")
             made = results.get(f"agreement-{steps}")
             if plain is None or mine is None or made is None:
                 continue
@@ -99,7 +67,7 @@ def verdicts(results: Results, found: list[dict[str, Any]]) -> list[str]:
             if fast := [p for p in ours if p["seconds"] <= mine["seconds"]]:
                 best = min(fast, key=lambda p: p["nats"])
                 text += (
-                    f" (the best of Eso-LM in no more time: {best['title'].removeprefix('Eso-LM, ')}, T = {best['T']},"
+                    f" (the best of Eso-LM in no more time: {best['sampler']},"
                     f" {best['nats'] - mine['nats']:+.2f} nats and {best['entropy'] - mine['entropy']:+.2f} entropy)"
                 )
             parts.append(text)
@@ -108,8 +76,8 @@ def verdicts(results: Results, found: list[dict[str, Any]]) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-METHOD = """256 samples of 128 tokens per setting, top-p 0.9, judged as above. MDLM's confidence sampler works in blocks of 32 tokens,
-Eso-LM's in a window of 32. Times are those of batches of 16, all settings in turn in one run."""
+METHOD = """MDLM and Eso-LM of the second round on stories; the table above has the quality and the time of every setting. MDLM's confidence
+sampler works in blocks of 32 tokens, Eso-LM's in a window of 32. Times are those of batches of 16, all settings in turn in one run."""
 AGREEMENT = """Agreement with the same sampler without a cache, greedy, batch 1 (`esolm bench caches`): positions fed per pass of 128, equal
 tokens, and the KL divergence of the candidates' distributions from those of a full pass. The last rows are Eso-LM, whose cache is
 exact; its samples are those of another model and are not compared:"""
@@ -123,15 +91,22 @@ def figures(results: Results) -> dict[str, Any]:
     if not (found := points(results)):
         return {}
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    styles = {"MDLM, ancestral": ("#c1440e", "s-"), "Eso-LM, ancestral": ("#2a7f62", "o-")}
-    styles |= {"MDLM, confidence, no cache": ("#c1440e", "s--"), "Eso-LM, confidence, exact cache": ("#2a7f62", "o--")}
+    mdlm, eso = "MDLM, confidence", "Eso-LM, confidence"
+    lines = {
+        "MDLM, ancestral": ("#c1440e", "s-", [f"mdlm-{n}" for n in (8, 32, 128)]),
+        f"{mdlm}, no cache": ("#c1440e", "s--", [f"mdlm-confidence-{n}" for n in STEPS]),
+        "Eso-LM, ancestral": ("#2a7f62", "o-", [f"esolm-{n}" for n in (8, 32, 128)]),
+        f"{eso}, exact cache": ("#2a7f62", "o--", [f"esolm-confidence-{n}" for n in STEPS]),
+    }
     colours = ("#4a6fa5", "#8f6bb1", "#b08d2e", "#777777")
-    styles |= {f"MDLM, confidence, {cache}": (colour, "^--") for cache, colour in zip(CACHES, colours, strict=True)}
-    for title, (colour, style) in styles.items():
-        mine = [p for p in found if p["title"] == title]
-        axes.plot(
-            [1000 * p["seconds"] for p in mine], [p["nats"] for p in mine], style, color=colour, label=title, ms=5
-        )
+    lines |= {
+        f"{mdlm}, {cache}": (colour, "^--", [f"mdlm-{cache}-{n}" for n in STEPS])
+        for cache, colour in zip(CACHES, colours, strict=True)
+    }
+    for label, (colour, style, names) in lines.items():
+        mine = [p for p in found if p["name"] in names]
+        x, y = [1000 * p["seconds"] for p in mine], [p["nats"] for p in mine]
+        axes.plot(x, y, style, color=colour, label=label, ms=5)
     axes.set(xscale="log", xlabel="milliseconds per sample, batch 16", ylabel="judge, nats per token (lower is better)")
     axes.legend(fontsize=8, frameon=False)
     return {"caches": figure}

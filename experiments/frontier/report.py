@@ -12,19 +12,32 @@ LOW = 0.3
 """Loss of entropy in nats, against a system's slowest setting, above which we call samples degenerate."""
 MDLM, ESO, ANY = "runs/tiny-mdlm-0", "runs/tiny-esolm-1-0", "runs/tiny-any-1-0"
 SURE = "sampler=confidence num_steps=32 block_length=32"
+LATE = "sampler=confidence num_steps=128 block_length=32"
 SETTINGS = {
     "ar": ("AR", "", "runs/tiny-ar-0"),
     **{f"mdlm-{n}": ("MDLM", f"ancestral, T = {n}", f"{MDLM} num_steps={n}") for n in (8, 32, 128)},
     "mdlm-confidence-32": ("MDLM", "confidence, T = 32", f"{MDLM} {SURE}"),
-    "mdlm-confidence-128": ("MDLM", "confidence, T = 128", f"{MDLM} {SURE.replace('32 b', '128 b')}"),
+    "mdlm-confidence-128": ("MDLM", "confidence, T = 128", f"{MDLM} {LATE}"),
     "mdlm-threshold": ("MDLM", "threshold 0.9", f"{MDLM} sampler=threshold tau=0.9 block_length=32"),
     **{
         f"mdlm-{cache}-32": ("MDLM", f"confidence, T = 32, cache {cache}", f"{MDLM} {SURE} cache={cache}")
         for cache in ("prefix", "dual", "delayed", "frozen")
     },
+    **{
+        f"mdlm-{cache}-128": ("MDLM", f"confidence, T = 128, cache {cache}", f"{MDLM} {LATE} cache={cache}")
+        for cache in ("prefix", "dual", "delayed", "frozen")
+    },
     **{f"bd3lm-{n}": ("BD3-LM 4", f"T = {n}", f"runs/tiny-bd3lm-4-0 num_steps={n}") for n in (32, 64, 128)},
     **{f"esolm-{n}": ("Eso-LM 1", f"ancestral, T = {n}", f"{ESO} num_steps={n}") for n in (8, 32, 128)},
     **{f"esolm-block-{n}": ("Eso-LM 1", f"block of {n}", f"{ESO} sampler=block parallelism={n}") for n in (4, 16)},
+    **{
+        f"esolm-confidence-{n}": (
+            "Eso-LM 1",
+            f"confidence, T = {n}",
+            f"{ESO} sampler=confidence num_steps={n} window=32",
+        )
+        for n in (32, 128)
+    },
     "esolm-threshold": ("Eso-LM 1", "threshold 0.9", f"{ESO} sampler=threshold tau=0.9 window=32"),
     "esolm-one": ("Eso-LM 1", "one at a time", f"{ESO} sampler=first_hitting"),
     "esolm-speculative": ("Eso-LM 1", "speculative", f"{ESO} sampler=speculative"),

@@ -23,6 +23,24 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are(name: str) -> N
         assert "\n" not in str(error.value)
 
 
+def test_the_automatic_precision_of_a_process_does_not_change_with_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(([1.0, 2.0], [2.0, 1.0]))
+    monkeypatch.setattr(machine, "_product_seconds", lambda *dtypes: next(seconds))
+    monkeypatch.setattr(machine, "_probe", lambda name: True)
+    monkeypatch.setattr(machine, "settle", lambda: True)
+    machine.bf16_verdict.cache_clear()
+    try:
+        assert [machine.pick_precision("auto", torch.device("cpu")) for _ in range(3)] == ["bf16"] * 3
+    finally:
+        machine.bf16_verdict.cache_clear()
+
+
+def test_measuring_products_leaves_the_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    assert all(time > 0 for time in machine._product_seconds(torch.float32))
+    assert torch.get_num_threads() == before
+
+
 def test_auto_is_a_device() -> None:
     assert machine.pick_device("auto").type in ("cpu", "cuda", "mps")
     assert machine.pick_device("cpu") == torch.device("cpu")

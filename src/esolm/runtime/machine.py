@@ -53,8 +53,9 @@ def fast_bf16(device: torch.device) -> bool:
     return bf16_verdict(device)[0]
 
 
+@functools.cache
 def bf16_verdict(device: torch.device) -> tuple[bool, str]:
-    """What `fast_bf16` returns, and why."""
+    """What `fast_bf16` returns, and why; the same for the whole process."""
     if device.type == "cuda":
         found = torch.cuda.is_bf16_supported(including_emulation=False)
         return found, f"the GPU has {'' if found else 'no '}bf16 instructions"
@@ -71,14 +72,19 @@ def bf16_verdict(device: torch.device) -> tuple[bool, str]:
 
 
 def _product_seconds(*dtypes: torch.dtype) -> list[float]:
-    """The least time of a product in each type; they take turns, so that load on the machine affects all alike."""
+    """The least CPU time of a product in each type, on one thread: it does not count while other processes run."""
     times: list[list[float]] = [[] for _ in dtypes]
-    for _ in range(20):
-        for dtype, found in zip(dtypes, times, strict=True):
-            a = torch.ones(512, 512, dtype=dtype)
-            start = time.perf_counter()
-            a @ a
-            found.append(time.perf_counter() - start)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(20):
+            for dtype, found in zip(dtypes, times, strict=True):
+                a = torch.ones(512, 512, dtype=dtype)
+                start = time.thread_time()
+                a @ a
+                found.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(threads)
     return [min(found) for found in times]
 
 
