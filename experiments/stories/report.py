@@ -14,10 +14,12 @@ MODES = {
     "original": "stories15M, left to right",
     "left_to_right": "left to right",
     "hybrid": "a quarter in random order, then left to right (`--alpha_0 0.25`)",
+    "confidence": "surest token of the next 16 first (`--sampler confidence --window 16`)",
     "diffusion": "random order, one token at a time (`--alpha_0 1`)",
     "parallel": "random order, 64 steps (`--alpha_0 1 --num_steps 64`)",
 }
 SHOWN = {
+    "confidence": "The surest token of the next 16 first (`--sampler confidence --window 16`)",
     "diffusion": "Random order (`--alpha_0 1`)",
     "hybrid": "A quarter in random order, then left to right (`--alpha_0 0.25`)",
     "left_to_right": "Left to right (`--sampler left_to_right`)",
