@@ -138,6 +138,15 @@ def test_estimators() -> None:
         Estimator(system, "elbo", temperature=0.5)
 
 
+def test_the_elbo_has_the_alpha_0_of_the_samples() -> None:
+    batch, schedule = rolled("B", "first_hitting")
+    rng, rollout = Randomness(0, 0, 4), Rollout(alpha_0=1.0)
+    found = Estimator.of(Grpo(estimator="elbo"), SYSTEMS["B"], rollout)(NET, batch, schedule, rng)
+    assert torch.equal(found, Estimator(SYSTEMS["B"].with_alpha_0(1.0), "elbo")(NET, batch, schedule, rng))
+    assert not torch.allclose(found, Estimator(SYSTEMS["B"], "elbo")(NET, batch, schedule, rng))
+    assert Estimator.of(Grpo(), SYSTEMS["B"], rollout) == Estimator(SYSTEMS["B"])
+
+
 @pytest.mark.parametrize(
     ("make", "word"),
     [
