@@ -201,6 +201,21 @@ def test_the_strict_bound_of_a_system_is_unbiased(name: str) -> None:
     assert (nats["strict"].mean() - nats["authors"].mean()).item() > 0.1
 
 
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in UNIFORM), ("sedd", {"noise": "uniform"})])
+def test_the_distance_from_the_prior_is_added_in_float64(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To every scored token, and to no other."""
+    found, x = toy.make(name, 3, **options), torch.tensor([[0, 2, 1]])
+    batch = Batch(x, None, torch.tensor([[True, False, False]]))
+    nats = []
+    for prior in (0.0, 1 / 3):
+        monkeypatch.setattr(Uniform, "prior_nats", lambda noise, alpha, prior=prior: prior)
+        nats.append(found.terms(toy.network(4, 3), batch, Randomness(0), False)[0].nats)
+    wanted = torch.tensor([[0.0, 1 / 3, 1 / 3]], dtype=torch.float64)
+    torch.testing.assert_close(nats[1] - nats[0], wanted, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("size", [3, 13])
 @pytest.mark.parametrize("exclude", [None, 0, 2])
 def test_noise_keeps_alpha_and_spreads_the_rest(size: int, exclude: int | None) -> None:

@@ -160,6 +160,14 @@ def test_the_authors_bound_is_looser(net: Denoiser) -> None:
         assert total.item() > line.bound(word) + 0.1
 
 
+def test_step_zero_of_the_authors_bound_in_float64() -> None:
+    """A prediction without error costs the divergence of two Gaussians of different variance."""
+    steps, zero = sqrt_steps(T), torch.zeros(1, 7, dtype=torch.float64)
+    nats, _ = vectors.authors_terms(steps, torch.tensor([0]), zero, zero, zero)
+    ratio = (steps.start_variance / steps.posterior[1]).item()
+    assert nats.item() == pytest.approx(3.5 * (ratio - 1 - math.log(ratio)), rel=1e-13)
+
+
 def mean_and_error(nats: Tensor) -> tuple[float, float]:
     return nats.mean().item(), nats.std().item() / math.sqrt(len(nats))
 

@@ -91,6 +91,20 @@ def test_clipping() -> None:
     assert loss.sum().item() == pytest.approx(-1.0339, abs=1e-3)
 
 
+@pytest.mark.parametrize("ratio", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_a_ratio_that_overflows_leaves_the_gradient_finite(ratio: str, advantage: float) -> None:
+    """A long sample may become e^200 times as likely in a few updates. Where clipping ends the gradient, it is zero."""
+    new, old = torch.full((1, 100), -1.0, requires_grad=True), torch.full((1, 100), -3.0)
+    new.data[0, 0], old[0, 0] = -1.0, -101.0
+    drawn = torch.ones(1, 100, dtype=torch.bool)
+    loss, _ = surrogate(new, old, drawn, torch.tensor([advantage]), Grpo(ratio=ratio))
+    (gradient,) = torch.autograd.grad(loss.sum(), new)
+    assert loss.isfinite().all()
+    assert gradient.isfinite().all()
+    assert advantage < 0 or not gradient.any()
+
+
 def test_advantages() -> None:
     nan = float("nan")
     rewards = torch.tensor([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0], [1.0, nan, 3.0], [nan, 4.0, nan]])
@@ -122,6 +136,15 @@ def test_estimators() -> None:
     assert torch.equal(Estimator(system, "elbo", draws=3)(NET, batch, schedule, rng), bound)
     with pytest.raises(ValueError, match="elbo"):
         Estimator(system, "elbo", temperature=0.5)
+
+
+def test_the_elbo_has_the_alpha_0_of_the_samples() -> None:
+    batch, schedule = rolled("B", "first_hitting")
+    rng, rollout = Randomness(0, 0, 4), Rollout(alpha_0=1.0)
+    found = Estimator.of(Grpo(estimator="elbo"), SYSTEMS["B"], rollout)(NET, batch, schedule, rng)
+    assert torch.equal(found, Estimator(SYSTEMS["B"].with_alpha_0(1.0), "elbo")(NET, batch, schedule, rng))
+    assert not torch.allclose(found, Estimator(SYSTEMS["B"], "elbo")(NET, batch, schedule, rng))
+    assert Estimator.of(Grpo(), SYSTEMS["B"], rollout) == Estimator(SYSTEMS["B"])
 
 
 @pytest.mark.parametrize(

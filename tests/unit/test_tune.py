@@ -145,6 +145,11 @@ def test_a_run_resumes_without_its_model(home: Path, tmp_path: Path, monkeypatch
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "sampler": ("grpo", dotted(rollout__sampler="confidence"), "confidence"),
+    "order": (
+        "grpo",
+        dotted(rollout__sampler="order", rollout__order="[2,0,1]", rollout__num_steps="null"),
+        "permutation",
+    ),
     "reward": ("grpo", {"reward": "nothing"}, "molecules"),
     "group": ("grpo", dotted(grpo__group=3), "grpo.group"),
     "dropout": ("grpo", dotted(net__dropout=0.1), "dropout"),
@@ -192,6 +197,17 @@ def test_prompts_and_texts(home: Path, tmp_path: Path) -> None:
         bad.write_text(json.dumps(row) + "\n")
         with pytest.raises(ValueError, match="line 1"):
             Prompts.read(str(bad), lm, Rollout(blank="_"))
+
+
+def test_rollouts_in_a_chosen_order(home: Path) -> None:
+    from esolm.tune.options import Rollout
+    from esolm.tune.rollout import draw
+
+    order = (3, 9, 0, 8, 1, 7, 2, 6, 4, 5)
+    for sampler in ("order", "speculative"):
+        options = Rollout(sampler=sampler, order=order).sampling(1)
+        drawn = draw(esolm.load(home / "base"), [[None] * 10] * 2, 10, options, 0, 2)
+        assert drawn.schedule.sigma.tolist() == [list(order)] * 2
 
 
 def test_reading_a_tuned_run(home: Path, tmp_path: Path, capsys: Any) -> None:

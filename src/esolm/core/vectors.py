@@ -10,6 +10,7 @@ Shapes: T steps, R rows, D width of an embedding, V vocabulary. Steps t are int 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -108,7 +109,7 @@ def authors_terms(steps: GaussianSteps, t: Tensor, clean: Tensor, start: Tensor,
     weight = (steps.of_start**2 / variance)[t].to(start)
     later = 0.5 * weight * ((start - predicted) ** 2).sum(-1)
     ratio = (steps.start_variance / variance[0]).item()
-    spread = 0.5 * (ratio - 1 - torch.tensor(ratio).log().item()) * start.shape[-1]
+    spread = 0.5 * (ratio - 1 - math.log(ratio)) * start.shape[-1]
     first = spread + 0.5 / variance[0].item() * ((clean - predicted) ** 2).sum(-1)
     last = steps.kept[-1].to(start)
     return [torch.where(_first(t, start), first, later), steps.prior_nats(last.sqrt() * start, 1 - last)]

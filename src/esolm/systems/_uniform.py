@@ -118,8 +118,8 @@ def strict(
     alpha = LogLinear(eps).alpha(first)
     z = noised(noise, batch, alpha, rng.at("last"))
     jump = row_nats(net, batch, noise.last_jump, z, z, alpha)
-    prior = noise.prior_nats(eps)
-    return weight * rates(net, batch, noise, eps, t, rng) + jump + prior * batch.scored
+    prior = noise.prior_nats(eps) * batch.scored.to(jump)
+    return weight * rates(net, batch, noise, eps, t, rng) + jump + prior
 
 
 def nelbo(

@@ -120,7 +120,7 @@ class SEDD(System):
                 net, batch, rng.at("jump"), torch.full_like(u, self.sigma_at(self.t_min)), jump=True
             )
             if self.noise == "uniform":
-                nats = nats + self.states.prior_nats(math.exp(-self.sigma_at(1.0))) * batch.scored
+                nats = nats + self.states.prior_nats(math.exp(-self.sigma_at(1.0))) * batch.scored.to(nats)
         return [Term("diffusion", nats, batch.scored)]
 
     def nats(self, net: Forward, batch: Batch, rng: Randomness, sigma: Tensor, jump: bool) -> Tensor:

@@ -15,7 +15,7 @@ from ..core.order import Schedule
 from ..core.randomness import Randomness
 from ..net.protocol import Forward
 from ..systems import System
-from .options import Grpo
+from .options import Grpo, Rollout
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,11 @@ class Estimator:
             raise ValueError(f"temperature is {self.temperature}: the estimator elbo has none, use 1 or exact")
 
     @classmethod
-    def of(cls, options: Grpo, system: System, temperature: float) -> Estimator:
-        """The estimator that the options name."""
-        return cls(system, options.estimator, options.segments, options.draws, temperature)
+    def of(cls, options: Grpo, system: System, rollout: Rollout) -> Estimator:
+        """The estimator that the options name, of samples as rollouts draw them: the elbo has their alpha_0 too."""
+        if options.estimator == "elbo" and rollout.alpha_0 is not None:
+            system = system.with_alpha_0(rollout.alpha_0)
+        return cls(system, options.estimator, options.segments, options.draws, rollout.temperature)
 
     def __call__(self, net: Forward, batch: Batch, schedule: Schedule, rng: Randomness) -> Tensor:
         """The log-probability of each drawn token, zero elsewhere, [B, L]. Differentiable.

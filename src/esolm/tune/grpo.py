@@ -23,6 +23,9 @@ from .rollout import Counted
 
 EPS = 1e-4
 """Added to the standard deviation of a group."""
+LARGEST = 40.0
+"""Logarithms of ratios stop here, and so do their gradients: the ratio of a whole sample may overflow, and infinity
+times the zero gradient of what is clipped is NaN."""
 
 
 def advantages(rewards: Tensor, kind: str) -> Tensor:
@@ -66,7 +69,7 @@ def surrogate(log_p: Tensor, old: Tensor, drawn: Tensor, advantage: Tensor, opti
         change = change.sum(1, keepdim=True)
         if options.ratio == "geometric":
             change = change / drawn.sum(1, keepdim=True).clamp_min(1)
-    ratio = change.exp()
+    ratio = change.clamp_max(LARGEST).exp()
     plain, clipped = ratio * advantage[:, None], ratio.clamp(1 - options.clip, 1 + high) * advantage[:, None]
     loss, cut = -torch.minimum(plain, clipped), (clipped < plain).expand_as(drawn) & drawn
     if options.ratio == "token":

@@ -65,7 +65,7 @@ class GrpoSession(TuneSession):
             )
         self.prompts: Prompts
         super().__init__(config, ranks)
-        self.estimator = Estimator.of(config.grpo, self.system, config.rollout.temperature)
+        self.estimator = Estimator.of(config.grpo, self.system, config.rollout)
         self.reference = Reference.of(config, self.network, self.compute, ranks) if config.grpo.beta else None
         ranks.everywhere(self.try_out)
         self.pool = ranks.everywhere(lambda: Pool(config.reward))

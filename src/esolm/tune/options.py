@@ -73,6 +73,8 @@ class Rollout:
     """Steps of diffusion; null draws one token at a time."""
     parallelism: int | None = None
     """Sampler block: tokens drawn together."""
+    order: tuple[int, ...] | None = None
+    """Samplers order and speculative: all positions in turn, as in [2,0,1]."""
     temperature: float = 1.0
     """Divides the logits, in the sampler as in the likelihood."""
     prompt: str = ""
@@ -99,7 +101,7 @@ class Rollout:
             raise ValueError(
                 f"rollout.sampler {self.sampler} chooses its positions by the tokens drawn so far: its order is part "
                 "of what was drawn, and the likelihood given the order is not that of the sample. Use ancestral, "
-                "first_hitting, block, left_to_right or speculative"
+                "first_hitting, block, left_to_right, order or speculative"
             )
         if self.temperature <= 0:
             raise ValueError(
@@ -111,7 +113,7 @@ class Rollout:
 
     def sampling(self, seed: int) -> SamplingOptions:
         """The sampling options of one step."""
-        names = ("sampler", "alpha_0", "num_steps", "parallelism", "temperature", "batch_size")
+        names = ("sampler", "alpha_0", "num_steps", "parallelism", "order", "temperature", "batch_size")
         return SamplingOptions(**{name: getattr(self, name) for name in names}, seed=seed)
 
 
