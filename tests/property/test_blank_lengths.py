@@ -123,6 +123,44 @@ def test_lengths_that_cannot_match_have_no_weight() -> None:
         lm.infill("a ____ b", tokens_per_blank="1-2", regex="x{3}|y{5}")
 
 
+@pytest.mark.parametrize(
+    ("regex", "match"),
+    [
+        ("x{3}|y{5}", None), (["x{3}|y{4}", None, "z{2}"], None), ("x{9}", None), (["x", "y{9}", "z"], None),
+        ("a x{2}(b|y){3} b .* c (z{4}|z)", "text"), ("a ((x b y|xx b yyy) c zz|x b yy c z)", "text"),
+        ("a x b y c zz d", "text"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("prior", [None, {2: 1.0, 3: 1.0, 4: 1.0, 5: 1.0}])
+def test_the_first_possible_lengths_are_those_of_a_search(regex: Any, match: Any, prior: Any) -> None:
+    lm = served.model()
+    asked = ("a ____ b ____ c ____", "____", "1-5", SamplingOptions(regex=regex, match=match), prior)
+    found = lengths.lengths_of(lm.net, lm.system, lm.tokenizer, *asked)
+    some = [sizes for sizes in itertools.product(*found.candidates) if prior is None or 1 not in sizes]
+    expected = next((sizes for sizes in some if found.possible(sizes)), None)
+    if expected is None:
+        with pytest.raises(ValueError, match="no text"):
+            found.first()
+    else:
+        assert tuple(found.first()) == expected
+
+
+def test_many_blanks_with_wide_ranges_end() -> None:
+    """A search through 40 ** 4 combinations would not."""
+    lm = served.model(length=300)
+    asked: Any = {"tokens_per_blank": "1-40", "length_choice": "best"}
+    made = lm.infill(" ".join(["____"] * 4), **asked, regex="x{38}", batch_size=64)
+    assert made.texts == [" ".join(["x" * 38] * 4)]
+    with pytest.raises(ValueError, match="41"):
+        lm.infill(" ".join(["____"] * 4), **asked, regex="x{41}")
+
+
+def test_a_prior_without_the_shortest_lengths_and_many_combinations() -> None:
+    prior = {n: float(n > 2) for n in range(1, 9)}
+    made = served.model().infill("____ b ____ c ____", tokens_per_blank="1-8", length_prior=prior, num_samples=2)
+    assert all(len(row) >= len(" b  c ") + 9 for row in made.tokens)
+
+
 def test_samples_have_lengths_of_their_own_that_do_not_depend_on_batches() -> None:
     lm = served.model()
     asked: Any = {"tokens_per_blank": ["1-6", 2], "num_samples": 9, "seed": 4}

@@ -146,6 +146,8 @@ SCHEMAS: list[Any] = [
     {"type": "object", "properties": {"when": {"type": "string", "format": "date"}}, "required": ["when"]},
     {"$defs": {"n": {"type": "number"}}, "type": "array", "items": {"$ref": "#/$defs/n"}, "maxItems": 2},
     {"type": ["boolean", "null"]},
+    {"type": "object", "properties": {'q"\\': {"enum": [1]}, "a\tb": {"type": "null"}}, "required": ['q"\\', "a\tb"]},
+    {"enum": [{"k.": [1]}, [{'"(|\\': None}]]},
 ]  # fmt: skip
 
 
@@ -172,6 +174,11 @@ def test_samples_are_valid_by_another_validator(schema: Any) -> None:
         ({"enum": []}, "enum"), ({"const": 1, "type": "string"}, "const"), (True, "object"), ("{", "JSON"),
         (float("nan"), "JSON"),
         ({"type": "string", "pattern": "a)|(b"}, "pattern"), ({"type": "array", "items": False}, "items"),
+        ({"type": "object", "minProperties": 2}, "minProperties"), ('{"const": NaN}', "NaN"),
+        ({"type": "object", "maxProperties": 2}, "maxProperties"), ('{"const": 1e999}', "const"),
+        ({"const": "\ud800"}, "const"), ({"type": "string", "minLength": 2, "maxLength": 1}, "minLength"),
+        ({"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 1}, "minItems"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "$ref"),
     ],
 )  # fmt: skip
 def test_what_a_schema_cannot_enforce_is_named(schema: Any, name: str) -> None:
@@ -180,11 +187,42 @@ def test_what_a_schema_cannot_enforce_is_named(schema: Any, name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def accepts(schema: Any, text: str) -> bool:
+    """Whether the automaton of a schema reads a text, byte by byte."""
+    found = byte_automaton(Pattern.of(None, schema))
+    state = found.start
+    for byte in text.encode():
+        state = int(found.table[state, byte]) if state < len(found.table) else state
+    return state < len(found.table) and bool(found.accepts[state])
+
+
+def test_names_of_properties_and_keys_of_values_are_those_of_the_schema() -> None:
+    """Names with a quote, a backslash or a control are escaped; characters of regular expressions mean themselves."""
+    value = {'q"': 1, "b\\": 1, "tab\t": 1, "k.": 1, "(": 1, "é": 1}
+    text = json.dumps(value, ensure_ascii=False)
+    named = {"type": "object", "properties": {key: {"const": 1} for key in value}, "required": [*value]}
+    for schema in ({"const": value}, named):
+        assert accepts(schema, text)
+        for right, wrong in ((r"q\"", 'q"'), (r"b\\", "b"), (r"tab\t", "tab\t"), ("k.", "kx")):
+            assert right in text
+            assert not accepts(schema, text.replace(right, wrong))
+
+
+def test_references_may_lead_through_several_definitions() -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(8)} | {"d8": {"type": "null"}}
+    assert accepts({"$ref": "#/$defs/d0", "$defs": chain}, "null")
+    tree = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}
+    assert accepts({"$ref": "#/$defs/n", "$defs": {"n": tree}}, '{"n": {"n": {}}}')
+
+
 def test_deep_and_long_schemas_end() -> None:
     deep: Any = {"type": "null"}
     for _ in range(2000):
         deep = {"type": "array", "items": deep}
-    for schema in (deep, {"enum": ["x" * 100_000]}):
+    value: Any = 1
+    for _ in range(200):
+        value = [value]
+    for schema in (deep, {"enum": ["x" * 100_000]}, {"const": value}):
         with pytest.raises(ValueError):
             Checked(Pattern.of(None, schema).source)
 

@@ -34,12 +34,14 @@ SECONDS, MEMORY, MOST_STATES, MOST_CHARACTERS = 20, 2 << 30, 20_000, 1 << 14
 PATIENCE = 6
 """Wall-clock time over CPU time after which the process is stopped, on a machine that does other work."""
 _ONE_PROCESS = threading.Lock()  # several would multiply the memory
-FORMAT = 1
+FORMAT = 2
 """Raise it when the files or what they mean change."""
 REMEDY = "use smaller repeats, or few characters, as in [A-Za-z0-9_] in place of \\w"
 REASONS = {
     "error building NFA": "it cannot be parsed, or has look-around or back-references, which are not supported",
     "incompatible with the regex": "no text matches it; of anchors it can have ^ at its beginning and $ at its end",
+    "limit reached": "its $ref lead back to where they began, or through more than 12 definitions",
+    "valid JSON string": "it holds a text that JSON cannot",
     "universal start state": "of anchors it can have ^ at its beginning and $ at its end",
 }
 """Errors of outlines-core in our words."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +22,7 @@ OF_TYPE: dict[str, set[str]] = {
     "boolean": set(),
     "null": set(),
     "array": {"items", "minItems", "maxItems", "prefixItems"},
-    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
+    "object": {"properties", "required", "additionalProperties"},
 }
 """The keywords that each type may have."""
 TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
@@ -83,6 +85,8 @@ class Checked:
             if wrong:
                 raise ValueError(f"{kind} of {where} has {wrong[0]!r}, which is not of type {found['type']!r}")
             del found["type"]
+        written = [_written(value, f"{kind} of {where}", 0) for value in values]
+        found[kind] = written[0] if kind == "const" else written
 
     def _typed(self, found: dict[str, Any], keys: set[str], where: str, level: int) -> dict[str, Any]:
         kind = found.get("type")
@@ -136,17 +140,17 @@ class Checked:
     def _check_object(self, found: dict[str, Any], keys: set[str], where: str, level: int) -> None:
         if "properties" not in keys:
             _refuse({"required"} & keys, f"{where}, which has no properties")
-            _check_counts(found, {"minProperties", "maxProperties"} & keys, where)
             if "additionalProperties" in keys:
                 inner = found["additionalProperties"]
                 found["additionalProperties"] = self._rewritten(inner, f"additionalProperties of {where}", level + 1)
             return
-        _refuse({"minProperties", "maxProperties"} & keys, f"{where} beside properties")
         found["properties"] = self._each(found["properties"], f"properties of {where}", level)
         found.pop("additionalProperties", None)  # a text has the named ones only, which is always allowed
         required = found.get("required", [])
         if not isinstance(required, list) or not set(map(str, required)) <= found["properties"].keys():
             raise ValueError(f"required of {where} is {required!r}; it must list some of its properties")
+        found["properties"] = {_quoted(name): inner for name, inner in found["properties"].items()}
+        found["required"] = [_quoted(str(name)) for name in required]
 
 
 def _parsed(schema: Any) -> Any:
@@ -155,9 +159,31 @@ def _parsed(schema: Any) -> Any:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
         if len(text) > MOST_CHARACTERS:
             raise ValueError(f"it has {len(text)} characters, and at most {MOST_CHARACTERS} are allowed")
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"json_schema is not JSON that can be used: {' '.join(str(error).split())}") from error
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _quoted(name: str) -> str:
+    """A name as it stands between the quotes of a JSON text, which outlines-core expects."""
+    return json.dumps(name, ensure_ascii=False)[1:-1]
+
+
+def _written(value: Any, where: str, level: int) -> Any:
+    """A value of const or enum as outlines-core takes it: with keys of objects as regular expressions."""
+    if level > MOST_LEVELS:
+        raise ValueError(f"{where} is nested more than {MOST_LEVELS} levels deep")
+    if isinstance(value, Mapping):
+        return {re.escape(_quoted(name)): _written(each, where, level + 1) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_written(each, where, level + 1) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where} has a number that is too large")
+    return value
 
 
 def _refuse(keywords: set[str], where: str) -> None:
@@ -171,6 +197,9 @@ def _check_counts(found: Mapping[str, Any], names: set[str], where: str) -> None
         value = found[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(f"{name} of {where} is {value!r}; it must be a whole number of at least 0")
+    for least, most in (("minLength", "maxLength"), ("minItems", "maxItems")):
+        if {least, most} <= names and found[least] > found[most]:
+            raise ValueError(f"{least} of {where} is {found[least]}, and {most} is {found[most]}: nothing fits both")
 
 
 def _is(value: Any, kinds: Any) -> bool:

@@ -138,6 +138,39 @@ def lengths(steps: Steps, start: int, pad: bool, most: int) -> list[int]:
     return found
 
 
+def shortest(steps: Steps, start: int, accepting: Bits, parts: Sequence[int | Sequence[int]]) -> list[int] | None:
+    """The least sizes of runs of unknown tokens, decided from left to right, with which some text is accepted.
+
+    parts: the class of a known token, or the sizes, ascending, that a run may have. None if there is no such text.
+    """
+    ends = [States(accepting)]  # before the last part, the one before it, and so on
+    for part in reversed(parts[1:]):
+        if isinstance(part, int):
+            ends.append(steps.backward(ends[-1], part))
+            continue
+        states, either = ends[-1], np.zeros_like(accepting)
+        for n in range(1, max(part) + 1):
+            states = steps.backward(states, None)
+            either |= states.bits & (n in part)
+        ends.append(States(either))
+    begin = np.zeros_like(accepting)
+    begin[start] = start < len(accepting) - 1
+    states, found = States(begin), list[int]()
+    for part in parts:
+        end = ends.pop()
+        if isinstance(part, int):
+            states = steps.forward(states, part)
+            continue
+        for n in range(1, max(part) + 1):
+            states = steps.forward(states, None)
+            if n in part and (states.bits & end.bits).any():
+                found.append(n)
+                break
+        else:
+            return None
+    return found if (states.bits & accepting).any() else None
+
+
 def spelled(numbers: Sequence[int]) -> str:
     """Numbers as ranges: 1 to 3, 5, 8."""
     runs: list[list[int]] = []

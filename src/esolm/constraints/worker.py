@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 END = 0
 """A byte behind the text. The pattern ends with it, so that an automaton that prefers the first alternative, as that of
 outlines-core does, keeps all of them until the text has ended."""
+
+DEPTHS = (3, 12)
+"""Levels of references from one definition of a schema to the next, the second where the first are too few."""
 
 
 def limit(memory: int, seconds: int) -> None:
@@ -67,6 +71,20 @@ def quotes(regex: str) -> bool:
     return bool((table[:, [*range(32), ord('"'), ord("\\")]] < len(table)).any())
 
 
+def expanded(schema: str, build: Callable[..., str]) -> str:
+    """The regular expression of a schema; raises ValueError. References are followed DEPTHS[0] levels deep, where a
+    schema that refers to itself may end, and further only if it cannot end there."""
+    for depth in DEPTHS:
+        try:
+            return build(schema, max_recursion_depth=depth)
+        except TypeError as error:  # as for half of a surrogate pair, which no text has
+            raise ValueError(str(error)) from error
+        except ValueError as error:
+            if depth == DEPTHS[-1] or "limit reached" not in str(error):
+                raise
+    raise AssertionError("DEPTHS is empty")
+
+
 def answer(request: dict[str, Any]) -> bytes:
     """The automaton of a request; raises ValueError."""
     regex = request.get("regex")
@@ -79,7 +97,7 @@ def answer(request: dict[str, Any]) -> bytes:
                     f"pattern {pattern!r} allows a quote, a backslash or a control character, which a JSON string "
                     'holds only escaped: exclude them, as in [^"\\\\\\x00-\\x1f]'
                 )
-        regex = build_regex_from_schema(json.dumps(request["schema"]))
+        regex = expanded(json.dumps(request["schema"]), build_regex_from_schema)
     table, accepts, start = table_of(index_of(request["lead"] + f"(?:{regex})"), request["states"])
     head = json.dumps({"states": len(table), "start": start})
     return head.encode() + b"\n" + table.tobytes() + accepts.tobytes()

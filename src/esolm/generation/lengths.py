@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..constraints.guide import Guide, NoMatch, PatternSpan
+from ..constraints.walk import shortest
 from ..core.batch import Batch
 from ..core.draw import inverse_cdf
 from ..core.randomness import fold, uniform
@@ -164,13 +165,32 @@ class Lengths:
             return tuple(sizes[0] for sizes in self.candidates)
         if self.all is not None:
             return self._pick(self.all, choice, seed, sample, 0)
-        now = list(next((n for n in itertools.product(*self.candidates) if self.possible(n)), ()))
-        if not now:
-            raise ValueError(str(self._why))
+        now = self.first()
         for turn, blank in itertools.product(range(SWEEPS), range(len(now))):
             some = [(*now[:blank], n, *now[blank + 1 :]) for n in self.candidates[blank]]
             now = list(self._pick(self.compare(some), choice, seed, sample, 1 + turn * len(now) + blank))
         return tuple(now)
+
+    def first(self) -> list[int]:
+        """The least sizes, from left to right, that are possible; looks at no combinations. Raises ValueError."""
+        allowed = [[n for n in table if table[n] > -math.inf] for table in self.prior]
+        now = [sizes[0] for sizes in allowed]
+        places, row = self.text.spans(now), self.text.row(now)
+        for span in self.spans(now):
+            inside = [i for i, (start, stop) in enumerate(places) if span.start <= start and stop <= span.stop]
+            parts: list[int | Sequence[int]] = []
+            for at, token in enumerate(row[span.start : span.stop], span.start):
+                if token is not None:
+                    parts.append(int(span.steps.automaton.class_of[token]))
+                parts += [allowed[i] for i in inside if places[i][0] == at]
+            accepting = span.steps.automaton.accepting(span.pad)
+            found = shortest(span.steps, span.first_state, accepting, parts)
+            if found is None:
+                self.possible(tuple(sizes[-1] for sizes in allowed))
+                raise ValueError(str(self._why))
+            for i, n in zip(inside, found, strict=True):
+                now[i] = n
+        return now
 
     def rows(self, choice: str, samples: range) -> tuple[list[Row], list[list[PatternSpan]]]:
         """The row of each sample, and its spans that must match a pattern."""
