@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import os
 import pkgutil
 import re
@@ -199,24 +198,15 @@ LINKED = sorted(
         *(ROOT / "experiments").glob("*/README.md"),
         ROOT / "experiments" / "README.md",
         *(ROOT / "examples").glob("*.md"),
-        *(ROOT / "examples").glob("*.ipynb"),
         *(PACKAGE / "models").rglob("*.md"),
     }
 )
 
 
-def written(path: Path) -> str:
-    """The text of a document, or of the Markdown cells of a notebook."""
-    if path.suffix != ".ipynb":
-        return path.read_text()
-    cells = json.loads(path.read_text())["cells"]
-    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-
-
 @pytest.mark.parametrize("path", LINKED, ids=name)
 def test_links(path: Path) -> None:
     """Files exist, and so do the headings that links into this and other documents name."""
-    for target in re.findall(r"(?:\]\(|<(?:img src|a href)=\")([^)\s\"]+)[)\"]", written(path)):
+    for target in re.findall(r"(?:\]\(|<(?:img src|a href)=\")([^)\s\"]+)[)\"]", path.read_text()):
         if "://" in target or target.startswith("mailto:"):
             continue
         file, _, anchor = target.partition("#")
