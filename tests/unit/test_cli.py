@@ -14,6 +14,7 @@ import yaml
 
 from esolm import cli, data
 from esolm.sampling.options import SamplingOptions
+from esolm.storage.folder import packaged
 from esolm.training.config import RunConfig, preset_names
 from support.runs import make_run
 
@@ -220,6 +221,45 @@ def test_bad_values_and_missing_things_are_one_line(capsys, tmp_path):
     assert f"esolm prepare pydocs {data} --tokenizer bpe:" in said
     assert "does not exist" in failing(capsys, "info", data)
     assert str(tmp_path) in failing(capsys, "info", str(tmp_path))
+    (file := tmp_path / "half.yaml").write_text("a: [\n")
+    assert "half.yaml is not YAML" in failing(capsys, "train", str(file))
+    assert "no file" in failing(capsys, "sample", "stories", "--json_schema", data)
+    assert "'ppo'" in failing(capsys, "tune", "ppo", "stories")
+    assert data in (said := failing(capsys, "adapt", data, str(tmp_path / "run"), "--data", data))
+    assert "folder of a run" in said
+
+
+def test_missing_arguments_are_called_as_in_the_usage(capsys):
+    assert "MODEL is missing" in failing(capsys, "sample")
+    assert "RUN and OUT are missing" in failing(capsys, "export")
+    assert "JUDGE is missing" in failing(capsys, "judge", "a.jsonl")
+    assert "SHELL is tcsh" in failing(capsys, "completion", "tcsh")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", "{", ["config.json is damaged"]),
+        ("config.json", "{}", ["esolm convert"]),
+        ("config.json", '{"model_type": "esolm"}', ["config.json", "net"]),
+        ("model.safetensors", "", ["model.safetensors is damaged"]),
+        ("model.safetensors", None, ["model.safetensors is missing"]),
+        ("tokenizer.json", None, ["tokenizer.json is missing"]),
+    ],
+)
+def test_a_damaged_model_is_one_line_that_names_the_file(capsys, tmp_path, name, content, words):
+    folder = tmp_path / "bad"
+    shutil.copytree(packaged()["stories"], folder)
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    commands = [["sample"], ["score"]] if name == "tokenizer.json" else [["sample"], ["info"]]
+    for command in commands:
+        said = failing(capsys, *command, str(folder), *([str(folder / "README.md")] if command == ["score"] else []))
+        assert all(word in said for word in words), said
+
+
+def test_damaged_prepared_data_is_one_line(capsys, tmp_path):
+    (tmp_path / "manifest.json").write_text("{")
+    assert "manifest.json is damaged" in failing(capsys, "info", str(tmp_path))
 
 
 def test_a_base_is_below_and_a_file_beside_it(tmp_path):

@@ -58,6 +58,8 @@ def test_the_list_of_commands_is_in_groups(capsys):
     for title, commands in cli.GROUPS.items():
         section = printed.split(f"\n{title}:\n")[1].split("\n\n")[0].split("\n")
         assert [line.split()[0] for line in section] == list(commands)
+    examples = printed.split("\nexamples:\n")[1].split("\n\n")[0].split("\n")
+    assert all(line.split()[0] == "esolm" and line.split()[1] in cli.COMMANDS for line in examples)
     assert max(map(len, printed.split("\n"))) <= 120
 
 

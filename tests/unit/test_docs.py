@@ -191,7 +191,16 @@ def test_commands(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatc
         assert (ROOT / words[1]).exists(), words[1]
 
 
-LINKED = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
+LINKED = sorted(
+    {
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "experiments").glob("*/README.md"),
+        ROOT / "experiments" / "README.md",
+        *(ROOT / "examples").glob("*.md"),
+        *(PACKAGE / "models").rglob("*.md"),
+    }
+)
 
 
 @pytest.mark.parametrize("path", LINKED, ids=name)

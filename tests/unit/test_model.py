@@ -447,6 +447,9 @@ def test_a_loaded_model_samples_as_the_one_that_was_saved(tmp_path: Any) -> None
     with pytest.raises(ValueError, match="is not a folder"):
         load(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"neither a run.*nor a model"):
+        load(tmp_path / "empty")
+    (tmp_path / "empty" / "config.yaml").write_text("steps: 1\n")
     with pytest.raises(ValueError, match="has no checkpoint: train it first"):
         load(tmp_path / "empty")
 

@@ -115,6 +115,14 @@ def test_failing_rewards_are_reported_and_survived(home: Path, tmp_path: Path, c
     assert sum("error" in record for record in kept) == 4
 
 
+def test_a_wrong_reward_leaves_no_run_behind(home: Path, tmp_path: Path, capsys: Any) -> None:
+    """The corrected command would be refused, because the run was started with another reward."""
+    for reward in ("", "nothing"):
+        assert cli.main(command("grpo", home, tmp_path / "run", reward=reward)) == 2
+        assert "reward" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_reference_of_lora_is_the_base() -> None:
     from support import toy
 

@@ -58,6 +58,12 @@ def usage() -> str:
     for title, commands in GROUPS.items():
         parts.append("\n".join([f"{title}:", *(f"  {word:12} {about}" for word, about in commands.items())]))
     parts.append(
+        "examples:\n"
+        "  esolm sample stories --show --top_p 0.9\n"
+        '  esolm infill stories "Tom ____ the dog." --tokens_per_blank 1-4\n'
+        "  esolm doctor"
+    )
+    parts.append(
         "esolm COMMAND --help lists the options of a command, with examples. esolm --version prints the version.\n"
         "--import MODULE, in any command, imports a module first."
     )

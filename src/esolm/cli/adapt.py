@@ -35,15 +35,24 @@ def run(argv: Sequence[str]) -> int:
     model, folder, *options = argv
     if twice := {"--run", "--init"} & {option.partition("=")[0] for option in options}:
         raise ValueError(f"esolm adapt takes the model and the run folder as its arguments: leave out {min(twice)}")
+    from ..training.runs import is_run
+
     check_model(Path(model))
+    if not Path(model).exists() and not is_run(Path(folder)):  # a run that is resumed needs its model no more
+        from ..storage.models import find_folder
+
+        find_folder(model)
     return train.run([found.preset, "--init", model, "--run", folder, *options])
 
 
 def check_model(path: Path) -> None:
     """Raise ValueError, with the command to convert it, for a checkpoint that is not a model of esolm."""
-    from ..storage.folder import is_model, packaged
+    from ..storage.folder import is_model, not_a_model, packaged
     from ..training.runs import is_run
 
     ours = is_model(path) or is_run(path) or (path / "state.json").is_file() or str(path) in packaged()
-    if path.exists() and not ours:
-        raise ValueError(f"{path} is not a model of esolm: convert it with `esolm convert {path} OUT`, and give OUT")
+    if ours or not path.exists():
+        return
+    if (path / "config.json").is_file():
+        raise not_a_model(path)
+    raise ValueError(f"{path} is not a model of esolm: convert it with `esolm convert {path} OUT`, and give OUT")

@@ -78,8 +78,10 @@ def with_patterns(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_schema(text: str) -> str:
     """A schema that is given as text, or the content of the file that is named."""
-    if text.lstrip()[:1] in ("{", "[", "") or not (path := Path(text)).is_file():
+    if text.lstrip()[:1] in ("{", "[", "") or text.strip() in ("true", "false"):
         return text
+    if not (path := Path(text)).is_file():
+        raise ValueError(f"no file {text}: give a JSON schema as text, or the path of a file that holds one")
     return path.read_text(encoding="utf-8")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,6 +87,8 @@ def describe(path: Path) -> dict[str, Any]:
         return describe_model(path)
     if (path / "manifest.json").is_file():
         return describe_data(path)
+    if (path / "config.json").is_file():
+        raise folder.not_a_model(path)
     known = "run (config.yaml), checkpoint (state.json), model (config.json) nor prepared data (manifest.json)"
     raise ValueError(f"{path} is neither a {known}")
 
@@ -134,19 +135,18 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
 
 def describe_model(path: Path) -> dict[str, Any]:
     """A model folder: its network, its system and its origin."""
+    from ..storage.folder import count_parameters
+
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     parts = {key: config.get(key) for key in ("net", "system", "about")}
+    if lacking := [key for key in ("net", "system") if not isinstance(parts[key], dict)]:
+        raise ValueError(f"{path / 'config.json'} is damaged: it has no {' and no '.join(lacking)}")
     return {"kind": "model", "path": str(path), "parameters": count_parameters(path), **parts}
 
 
 def describe_data(path: Path) -> dict[str, Any]:
     """Prepared data: its manifest."""
-    return {"kind": "data", "path": str(path), **json.loads((path / "manifest.json").read_text())}
-
-
-def count_parameters(path: Path) -> int:
-    """The number of weights of a model, from the header of its file."""
-    from safetensors import safe_open
-
-    with safe_open(path / "model.safetensors", "pt") as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    try:
+        return {"kind": "data", "path": str(path), **json.loads((path / "manifest.json").read_text(encoding="utf-8"))}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path / 'manifest.json'} is damaged ({error}): prepare the data again") from error

@@ -172,16 +172,25 @@ def _explained(message: str, actions: Sequence[Any]) -> str:
         name, value = found.groups()
         action = next((each for each in actions if each.dest == name), None)
         allowed = "" if action is None else f"; it must be {_allowed(action._typehint)}"
-        return f"{'--' if action is None or action.option_strings else ''}{name} is {value}{allowed}"
+        return f"{_called(name, actions)} is {value}{allowed}"
     if found := re.match(r"argument (\S+): expected", message):
         return f"{found[1].split('/')[0]} needs a value"
     if found := re.match(r"argument (\S+): ignored explicit argument (.*)$", message):
         return f"{found[1]} is a flag and takes no value, but {found[2]} was given"
     if found := re.match(r"the following arguments are required: (.*)$", message):
-        return f"{found[1]} is missing"
+        names = [_called(name, actions) for name in found[1].split(", ")]
+        return f"{' and '.join(names)} {'are' if names[1:] else 'is'} missing"
     if found := re.match(r"[uU]nrecognized arguments: (.*)$", message):
         return f"unexpected argument {found[1]!r}"
     return message
+
+
+def _called(name: str, actions: Sequence[Any]) -> str:
+    """An option, or an argument as the usage calls it: `--reward.name`, `MODEL`."""
+    action = next((each for each in actions if each.dest == name), None)
+    if action is None or action.option_strings:
+        return f"--{name.lstrip('-')}"
+    return str(action.metavar or name.upper())
 
 
 def _allowed(hint: Any) -> str:

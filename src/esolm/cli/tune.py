@@ -30,7 +30,10 @@ def run(argv: Sequence[str]) -> int:
             last = "esolm tune grpo --help and esolm tune dpo --help list the options."
             print(f"{usage}\n\n{COMMANDS['tune']}\n\nexamples:\n{examples}\n\n{last}")
             return 0
-        raise ValueError("give what to do first: esolm tune grpo MODEL RUN --reward NAME, or esolm tune dpo MODEL RUN")
+        wrong = f"esolm tune has no {argv[0]!r}: " if argv else ""
+        raise ValueError(
+            f"{wrong}give what to do first: esolm tune grpo MODEL RUN --reward NAME, or esolm tune dpo MODEL RUN"
+        )
     config, printing = read(argv[0], list(argv[1:]), helping)
     if printing:
         return show(config)

@@ -228,6 +228,8 @@ def _read(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
+        if not path.is_file():
+            raise ValueError(f"{path} is missing: write the folder again") from error
         raise ValueError(f"{path} is not a tokenizer.json of the tokenizers library: {error}") from error
 
 

@@ -26,7 +26,7 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How to sample. Null leaves the choice to the system."""
+    """How to sample. Null, the value of an option that is not given, leaves the choice to the system."""
 
     sampler: str | None = None
     """ancestral, first_hitting, block, left_to_right, order, speculative, confidence or threshold, as far as the system

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -42,6 +43,30 @@ def is_model(path: Path) -> bool:
         raise files.unreadable(path / "config.json", error) from error
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def not_a_model(path: Path) -> ValueError:
+    """What is wrong with a folder that has a `config.json` and is no such model."""
+    config = path / "config.json"
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except OSError as error:
+        return files.unreadable(config, error)
+    except ValueError as error:
+        return ValueError(f"{config} is damaged ({error}): write the folder again")
+    return ValueError(f"{path} is not a model of esolm: convert it with `esolm convert {path} OUT`, and give OUT")
+
+
+def count_parameters(path: Path) -> int:
+    """The number of weights of a model, from the header of its file."""
+    file = path / "model.safetensors"
+    try:
+        with safe_open(file, "pt") as opened:
+            return sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise ValueError(f"{file} is missing: write the folder again") from error
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged ({error}): write the folder again") from error
 
 
 def packaged() -> dict[str, Path]:

@@ -64,7 +64,12 @@ def locate(path: Path, which: str = "best") -> tuple[Path, Path]:
     root = path / "checkpoints"
     found = (checkpoint.best(root) if which == "best" else None) or checkpoint.latest(root)
     if found is None and (path / "config.json").is_file():
-        raise ValueError(f"{path} is not a model of esolm: convert it with `esolm convert {path} OUT`, and give OUT")
+        raise folder.not_a_model(path)
+    if found is None and not (path / "config.yaml").is_file():
+        raise ValueError(
+            f"{path} is neither a run (config.yaml), a checkpoint (state.json) nor a model (config.json): "
+            "give one of these folders"
+        )
     if found is None:
         raise ValueError(f"{path} has no checkpoint: train it first, or give a checkpoint folder")
     return found, path

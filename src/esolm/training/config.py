@@ -199,7 +199,7 @@ def read_preset(name: str) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise ValueError(f"{name} is not YAML: {error}") from error
+        raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, Mapping):
         raise ValueError(f"{name} must hold keys and values, not {type(tree).__name__}")
     tree = dict(tree)

@@ -64,11 +64,16 @@ class GrpoSession(TuneSession):
                 f"{config.grpo.group}"
             )
         self.prompts: Prompts
-        super().__init__(config, ranks)
-        self.estimator = Estimator.of(config.grpo, self.system, config.rollout)
-        self.reference = Reference.of(config, self.network, self.compute, ranks) if config.grpo.beta else None
-        ranks.everywhere(self.try_out)
+        # Before the run folder is created: with a wrong reward in it, the corrected command would be refused.
         self.pool = ranks.everywhere(lambda: Pool(config.reward))
+        try:
+            super().__init__(config, ranks)
+            self.estimator = Estimator.of(config.grpo, self.system, config.rollout)
+            self.reference = Reference.of(config, self.network, self.compute, ranks) if config.grpo.beta else None
+            ranks.everywhere(self.try_out)
+        except BaseException:
+            self.pool.close()
+            raise
 
     def read(self, config: RunConfig) -> Any:
         assert isinstance(config, GrpoConfig)
