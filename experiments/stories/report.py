@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ MODES = {
     "diffusion": "random order, one token at a time (`--alpha_0 1`)",
     "parallel": "random order, 64 steps (`--alpha_0 1 --num_steps 64`)",
 }
+FIRST_WORDS = 12
 SHOWN = {
-    "confidence": "The surest token of the next 16 first (`--sampler confidence --window 16`)",
+    "confidence": "Surest token of the next 16 first (`--sampler confidence --window 16`)",
     "diffusion": "Random order (`--alpha_0 1`)",
     "hybrid": "A quarter in random order, then left to right (`--alpha_0 0.25`)",
     "left_to_right": "Left to right (`--sampler left_to_right`)",
@@ -85,6 +87,21 @@ def judged(results: Results) -> list[str]:
         "Samples with top-p 0.9, judged by SmolLM2-135M-Instruct (lower nats are likelier text; entropy of the tokens of "
         "one sample shows repetition), and the share of words that occur in 3,796 real stories:",
         table(("texts", "judge, nats", "entropy", "known words, %"), rows),
+        *alike(results),
+    ]
+
+
+def alike(results: Results) -> list[str]:
+    """Return how many of the shown texts begin alike, which neither the judge nor the entropy of one text sees."""
+    found = []
+    for mode, title in SHOWN.items():
+        if (made := results.get(f"texts-{mode}")) is not None:
+            begins = Counter(" ".join(text.split()[:FIRST_WORDS]) for text in made["texts"])
+            found.append(f"{title[0].lower() + title[1:]} {begins.most_common(1)[0][1]} of {len(made['texts'])}")
+    if not found:
+        return []
+    return [
+        f"Neither sees whether samples are alike. Texts that begin with the same {FIRST_WORDS} words: {'; '.join(found)}."
     ]
 
 
@@ -130,8 +147,10 @@ def pages(results: Results) -> dict[str, str]:
 
 def card(results: Results) -> str:
     """Return what the model card has beyond the table of `esolm export`."""
-    parts = [CARD.format(**trained(results)).strip(), "## Likelihood", *likelihood(results), "## Samples", SEEDS]
-    parts += [quote(results[name]["texts"][0]) for name in sorted(results) if name.startswith("seed-")]
+    parts = [CARD.format(**trained(results)).strip(), "## Likelihood", *likelihood(results), "## Samples"]
+    for kind, title in SEEDS.items():
+        found = [quote(results[name]["texts"][0]) for name in sorted(results) if name.startswith(f"{kind}-")]
+        parts += [title, *found] if found else []
     return "\n" + "\n\n".join(parts) + "\n"
 
 
@@ -149,14 +168,19 @@ rate is constant and falls to zero over the last 250 steps."""
 PAGE = """Read what the bundled model writes; nothing is selected or edited. The first 16 samples of seed 0 in each mode, with
 `--top_p 0.9`. Generated from `experiments/stories/results`, which has the commands."""
 
-SEEDS = "One sample of each of the seeds 0 to 4, not selected (`esolm sample stories --top_p 0.9 --seed N`):"
+SEEDS = {
+    "sure": "One sample of each of the seeds 0 to 4, not selected. The surest token of the next 16 first "
+    "(`esolm sample stories --sampler confidence --window 16 --top_p 0.9 --seed N`):",
+    "seed": "In random order (`esolm sample stories --top_p 0.9 --seed N`):",
+}
+"""What stands above the samples in the card, by the beginning of the names of their results."""
 
 CARD = """## Intended use
 
 Trying `esolm` within seconds of installing it: `esolm sample stories --show`, `esolm infill stories "Tom ____ the dog."`. The
 model writes short stories in the words of a small child, in any order, and fills in blanks given both sides. From left to
-right the stories are mostly sound. In random order it still doubles or drops words and forgets who did what. It knows nothing
-else. Do not use it for anything else.
+right, and when the surest of the next 16 tokens is drawn first (`--sampler confidence --window 16`), the stories are mostly sound.
+In random order it still doubles or drops words and forgets who did what. It knows nothing else. Do not use it for anything else.
 
 ## Training
 

@@ -59,7 +59,7 @@ def usage() -> str:
         parts.append("\n".join([f"{title}:", *(f"  {word:12} {about}" for word, about in commands.items())]))
     parts.append(
         "examples:\n"
-        "  esolm sample stories --show --top_p 0.9\n"
+        "  esolm sample stories --show --sampler confidence --window 16 --top_p 0.9\n"
         '  esolm infill stories "Tom ____ the dog." --tokens_per_blank 1-4\n'
         "  esolm doctor"
     )

@@ -20,7 +20,7 @@ MODES = {"diffusion": 1.0, "hybrid": 0.25, "left to right": 0.0}  # alpha_0
 
 
 BUNDLED = "stories"
-FIRST = ("--top_p", "0.9", "--seed", "0", "--show")
+FIRST = ("--sampler", "confidence", "--window", "16", "--top_p", "0.9", "--seed", "0", "--show")
 SENTENCE = (
     "Tom was afraid of the big dog. ____ Then the dog licked his hand, and Tom was happy.",
     "--tokens_per_blank", "12", "--sampler", "left_to_right", "--top_p", "0.8", "--seed", "0", "--show",
@@ -65,10 +65,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def show_bundled(console: Console) -> None:
-    """Sample a text out of order and fill in blanks with the bundled model."""
+    """Sample a text, the surest tokens first, and fill in blanks with the bundled model."""
     from . import infill, sample
 
-    console.print(f"[bold]1. The model that comes with the package ({BUNDLED}) writes a story out of order[/bold]")
+    console.print(f"[bold]1. The model in the package ({BUNDLED}) writes a story out of order, the surest words first[/bold]")
     sample.run([BUNDLED, *FIRST])
     console.print("\n[bold]2. It fills in a gap, given both sides[/bold]")
     infill.run([BUNDLED, *SENTENCE])

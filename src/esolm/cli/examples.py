@@ -5,7 +5,7 @@ from __future__ import annotations
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": ("esolm demo", "esolm demo --steps 100 --run runs/short"),
     "sample": (
-        "esolm sample stories --show --top_p 0.9",
+        "esolm sample stories --show --sampler confidence --window 16 --top_p 0.9",
         'esolm sample stories --sampler left_to_right --prompt "Tom and Lily" --num_samples 3 --json',
     ),
     "infill": (
