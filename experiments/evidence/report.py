@@ -69,11 +69,20 @@ def report(results: Results) -> str:
         "## Second round: stories",
         METHOD.format(tokens=tokens / 1e6),
         table(columns, rows),
+        unreached(results),
         comparisons(results),
         sizes(results),
         texts(results),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def unreached(results: Results) -> str:
+    """Name the rows that the budget did not reach."""
+    names = [name for run, name in ROWS.items() if f"bound-{run}-0" not in results]
+    seeds = [name for run, name in ROWS.items() if f"bound-{run}-0" in results and f"bound-{run}-1" not in results]
+    text = f"Not reached yet: {', '.join(names)}." if names else ""
+    return f"{text} Of one seed only: {', '.join(seeds)}.".strip() if seeds else text
 
 
 def comparison(results: Results, better: str, other: str) -> tuple[float, float | None] | None:

@@ -22,8 +22,8 @@ ORDERS = {"random": "first_hitting --rollout.alpha_0 1", "left_to_right": "left_
 SIZES: dict[str, dict[str, Any]] = {
     "full": {
         "net": "--net.layers 3 --net.width 128 --net.heads 4 --batch.size 64 --optim.lr 0.0014",
-        "steps": 3000, "grpo_steps": 160, "grpo_batch": 128, "seeds": (0, 1), "samples": 1000, "sequences": 256,
-        "sudoku_steps": 1500, "sudoku_grpo_steps": 200, "puzzles": 400,
+        "steps": 3000, "grpo_steps": 100, "grpo_batch": 128, "seeds": (0, 1), "samples": 1000, "sequences": 256,
+        "sudoku_steps": 1500, "sudoku_grpo_steps": 100, "puzzles": 400,
     },
     "pilot": {
         "net": "--net.layers 2 --net.width 96 --net.heads 4 --batch.size 32 --optim.lr 0.002",

@@ -94,7 +94,8 @@ def test_every_command_has_examples_that_parse(tmp_path, monkeypatch):
         raise Parsed
 
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(packaged()["stories"], tmp_path / "models" / "mine")
+    for name in ("mine", "mine-ar"):
+        shutil.copytree(packaged()["stories"], tmp_path / "models" / name)
     monkeypatch.setattr(jsonargparse.ArgumentParser, "parse_args", stopping)
     assert set(cli.COMMANDS) <= set(EXAMPLES)
     for key, lines in EXAMPLES.items():
