@@ -9,7 +9,8 @@ from typing import Any
 from experiments.runner.document import Results, number, table
 
 ROWS = {
-    "ar": "AR", "mdlm": "MDLM", "bd3lm-4": "BD3-LM, L' = 4", "esolm-1": "Eso-LM, alpha_0 = 1", "any-1": "Eso-LM, 1, any-order loss",
+    "ar": "AR", "mdlm": "MDLM", "bd3lm-4": "BD3-LM, L' = 4", "esolm-1": "Eso-LM, alpha_0 = 1",
+    "esolm-1-elbo": "Eso-LM, 1, weights of the bound", "any-1": "Eso-LM, 1, any-order loss",
     "esolm-0.5": "Eso-LM, 0.5", "esolm-0.25": "Eso-LM, 0.25", "esolm-0.125": "Eso-LM, 0.125",
     "any-0.125": "Eso-LM, 0.125, any-order loss", "esolm-a-1": "Eso-LM (A), 1", "esolm-a-0.25": "Eso-LM (A), 0.25",
     "esolm-0.5-kappa-0.125": "Eso-LM, 0.5, kappa = 0.125", "esolm-0.5-kappa-0.75": "Eso-LM, 0.5, kappa = 0.75",
@@ -22,6 +23,7 @@ COMPARED = {
     "(A) against (B) at alpha_0 = 1": ("esolm-a-1", "esolm-1", math.log(36.12 / 30.96)),
     "(A) against (B) at alpha_0 = 0.25": ("esolm-a-0.25", "esolm-0.25", math.log(29.23 / 28.44)),
     "kappa = 0.5 against 0.75 at alpha_0 = 0.5": ("esolm-0.5", "esolm-0.5-kappa-0.75", math.log(32.25 / 31.53)),
+    "unit weights against the bound's at alpha_0 = 1": ("esolm-1", "esolm-1-elbo", None),
     "any-order loss against the paper's at 1": ("any-1", "esolm-1", None),
     "any-order loss against the paper's at 0.125": ("any-0.125", "esolm-0.125", None),
 }
