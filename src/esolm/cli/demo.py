@@ -68,7 +68,7 @@ def show_bundled(console: Console) -> None:
     """Sample a text, the surest tokens first, and fill in blanks with the bundled model."""
     from . import infill, sample
 
-    console.print(f"[bold]1. The model in the package ({BUNDLED}) writes a story out of order, the surest words first[/bold]")
+    console.print(f"[bold]1. The model in the package ({BUNDLED}) writes a story, the surest words first[/bold]")
     sample.run([BUNDLED, *FIRST])
     console.print("\n[bold]2. It fills in a gap, given both sides[/bold]")
     infill.run([BUNDLED, *SENTENCE])
