@@ -47,8 +47,8 @@ SETTINGS = {
     "eighth-32": ("Eso-LM 0.125", "ancestral, T = 32", "runs/tiny-esolm-0.125-0 num_steps=32"),
 }
 """By the name of the samples: system, sampler, and the point of `esolm bench points`."""
-METHOD = """192 samples of 128 tokens for each setting, top-p 0.9, from the models of the table above. The judge is an independent model
-(nats per token of its own tokens, ± the standard error); entropy is that of the tokens of a sample; MAUVE compares with held-out stories.
+METHOD = """{samples} samples of 128 tokens for each setting, top-p 0.9, from the models of the table above. The judge is an independent model
+(nats per token of its own tokens, ± the standard error); entropy is that of the tokens of a sample.{mauve}
 Tokens per second at batch 1 and 16 are medians of one interleaved run over all settings on the fastest path that each
 has on this CPU (the machine is in the result files)."""
 FRONTIER = "![Judged nats against milliseconds per sample at batch 16, one line per system](results/frontier.svg)"
@@ -81,13 +81,24 @@ def per_second(seconds: float | None) -> str:
 def report(results: Results) -> str:
     """Return the table of settings, the frontier and the comparison of speed."""
     found = points(results)
-    columns = ("system", "sampler", "passes", "tokens/s, batch 1", "batch 16", "judge, nats", "entropy", "MAUVE")
+    columns = ["system", "sampler", "passes", "tokens/s, batch 1", "batch 16", "judge, nats", "entropy"]
     rows = [
         [p["system"], p["sampler"], number(p["passes"], None, 0), per_second(p["alone"]), per_second(p["seconds"]),
-         number(p["nats"], p["stderr"]), number(p["entropy"]), number((p["mauve"] or {}).get("mauve"), (p["mauve"] or {}).get("mauve_stderr"))]
+         number(p["nats"], p["stderr"]), number(p["entropy"])]
         for p in found
     ]  # fmt: skip
-    parts = ["## Second round: quality against time", METHOD, table(columns, rows, text=2) if rows else ""]
+    compared = any(p["mauve"] for p in found)
+    if compared:
+        columns.append("MAUVE")
+        for row, p in zip(rows, found, strict=True):
+            row.append(number((p["mauve"] or {}).get("mauve"), (p["mauve"] or {}).get("mauve_stderr")))
+    about = METHOD.format(
+        samples=found[0]["samples"] if found else "",
+        mauve=" MAUVE compares with held-out stories." if compared else " MAUVE is not measured yet.",
+    )
+    parts = ["## Second round: quality against time", about, table(columns, rows, text=2) if rows else ""]
+    if absent := [" ".join(SETTINGS[name][:2]) for name in SETTINGS if f"judge-{name}" not in results]:
+        parts.append(f"Not reached yet: {'; '.join(absent)}.")
     if any(p["seconds"] for p in found):
         parts += [FRONTIER, verdict(found)]
     if equal(found):
