@@ -225,8 +225,6 @@ def test_bad_values_and_missing_things_are_one_line(capsys, tmp_path):
     assert "half.yaml is not YAML" in failing(capsys, "train", str(file))
     assert "no file" in failing(capsys, "sample", "stories", "--json_schema", data)
     assert "'ppo'" in failing(capsys, "tune", "ppo", "stories")
-    assert data in (said := failing(capsys, "adapt", data, str(tmp_path / "run"), "--data", data))
-    assert "folder of a run" in said
 
 
 def test_missing_arguments_are_called_as_in_the_usage(capsys):

@@ -212,7 +212,7 @@ def test_what_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "nelbo" in failing(capsys, *base, "--estimator=elbo")
     assert "none.txt" in failing(capsys, "score", home / "esolm", home / "none.txt")
     assert "is not a folder" in failing(capsys, "score", home / "none", home / "a.txt")
-    assert "corpora" in failing(capsys, "score", home / "esolm")
+    assert "CORPUS" in failing(capsys, "score", home / "esolm")
     assert "ar " in failing(capsys, "score", home / "ar", home / "a.txt", "--alpha_0=0.5")
     assert "alpha_0 is 2" in failing(capsys, *base, "--alpha_0=2")
     assert "needs at least 2" in failing(capsys, *base, "--estimator=jackknife", "--num_orders=1")

@@ -35,13 +35,7 @@ def run(argv: Sequence[str]) -> int:
     model, folder, *options = argv
     if twice := {"--run", "--init"} & {option.partition("=")[0] for option in options}:
         raise ValueError(f"esolm adapt takes the model and the run folder as its arguments: leave out {min(twice)}")
-    from ..training.runs import is_run
-
     check_model(Path(model))
-    if not Path(model).exists() and not is_run(Path(folder)):  # a run that is resumed needs its model no more
-        from ..storage.models import find_folder
-
-        find_folder(model)
     return train.run([found.preset, "--init", model, "--run", folder, *options])
 
 
