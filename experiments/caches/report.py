@@ -108,5 +108,5 @@ def figures(results: Results) -> dict[str, Any]:
         x, y = [1000 * p["seconds"] for p in mine], [p["nats"] for p in mine]
         axes.plot(x, y, style, color=colour, label=label, ms=5)
     axes.set(xscale="log", xlabel="milliseconds per sample, batch 16", ylabel="judge, nats per token (lower is better)")
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return {"caches": figure}

@@ -185,7 +185,8 @@ def figures(results: Results) -> dict[str, Any]:
             "Eso-LM 1, any-order loss": ("#59b394", "o"), "Eso-LM 0.25": ("#b08d2e", "v"), "Eso-LM 0.125": ("#8f6bb1", "v"),
         }  # fmt: skip
         for system, (colour, mark) in styles.items():
-            mine = [p for p in timed if p["system"] == system]
+            if not (mine := [p for p in timed if p["system"] == system]):
+                continue
             axes.plot(
                 [1000 * p["seconds"] for p in mine], [p["nats"] for p in mine], mark, color=colour, alpha=0.35, ms=4
             )
