@@ -14,7 +14,7 @@ from tokenizers import models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 
 from esolm.data import Tokenizer, tokenizer
-from esolm.data.tokenizer import from_json
+from esolm.data.tokenizer import PACKAGED, from_json
 
 TEXTS = ["the cat sat on the mat. " * 20, "The dog, the rat — and the “bat”\n\n", "naïve 世界 🙂 \t\r\n"]
 AWKWARD = ["", " ", "  two  spaces ", "<|endoftext|> and <|mask|> and [MASK]", "\x00\x7f\r\n", "e\u0301 世界 🙂"]
@@ -130,6 +130,10 @@ def test_a_foreign_tokenizer_json_keeps_its_ids_and_declared_tokens(tmp_path: Pa
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         t = tokenizer(str(path))
         assert (t.eos_id, t.mask_id, t.vocab_size) == (1, 3, 4)
+
+
+def test_a_bundled_model_has_a_tokenizer_of_its_name() -> None:
+    assert tokenizer("stories").sha256 == tokenizer(str(PACKAGED / "stories")).sha256
 
 
 def test_errors_name_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

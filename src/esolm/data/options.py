@@ -27,7 +27,8 @@ class PrepareOptions:
     out: str | Path
     """The folder to create."""
     tokenizer: str = "bpe:4096"
-    """bytes, bpe:SIZE (trained on the train split), gpt2, bert-base-uncased, NAME:PATH or a path."""
+    """bytes, bpe:SIZE (trained on the train split), gpt2, bert-base-uncased, NAME:PATH, a path, or the name
+    of a bundled model."""
     length: int = 256
     """Tokens per sequence."""
     valid: str | None = None

@@ -32,7 +32,9 @@ _BEGINNINGS = ("[CLS]", "<s>", "<bos>", "[BOS]", "<|begin_of_text|>")
 _RESERVED = re.compile(r"<\|?(reserved|unused)[\w-]*\|?>|\[control_\d+\]|\[PAD\d+\]")
 """Tokens that Llama 3, Gemma, Mistral and GGUF files of Qwen keep for later use."""
 _HUB = {"gpt2": "openai-community/gpt2", "bert-base-uncased": "google-bert/bert-base-uncased"}
-SPECS = "bytes, bpe:SIZE, gpt2, bert-base-uncased, NAME:PATH, or the path of a tokenizer's folder or file"
+SPECS = "bytes, bpe:SIZE, gpt2, bert-base-uncased, NAME:PATH, the path of a folder or file, or a bundled model"
+PACKAGED = Path(__file__).parents[1] / "models"
+"""Where the bundled models are."""
 
 
 class Tokenizer:
@@ -153,6 +155,8 @@ def tokenizer(spec: str, texts: Iterable[str] | None = None) -> Tokenizer:
         return _from_path(Path(rest), kind)
     if spec in _HUB:
         return _with_ids(_from_hub(spec), spec)
+    if (bundled := PACKAGED / spec).is_dir():
+        return _from_path(bundled, spec)
     raise ValueError(f"no tokenizer {spec!r}: choose {SPECS}")
 
 

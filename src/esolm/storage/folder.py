@@ -25,14 +25,13 @@ from torch import Tensor
 from .. import __version__
 from ..data import Tokenizer
 from ..data import tokenizer as make_tokenizer
+from ..data.tokenizer import PACKAGED
 from ..net.denoiser import Denoiser, DenoiserConfig
 from ..runtime import files, machine
 from ..systems import System, find, names, options_of
 from .adapters import is_adapter
 
 TYPE, PREFIX = "esolm", "net."
-PACKAGED = Path(__file__).parents[1] / "models"
-"""Bundled models."""
 
 
 def is_model(path: Path) -> bool:
