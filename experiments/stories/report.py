@@ -20,6 +20,7 @@ MODES = {
     "parallel": "random order, 64 steps (`--alpha_0 1 --num_steps 64`)",
 }
 FIRST_WORDS = 12
+EPOCH = 16_774 * 256  # tokens of the training stories
 SHOWN = {
     "confidence": "Surest token of the next 16 first (`--sampler confidence --window 16`)",
     "diffusion": "Random order (`--alpha_0 1`)",
@@ -38,16 +39,22 @@ def report(results: Results) -> str:
 
 
 def trained(results: Results) -> dict[str, str]:
-    """Return what the documents say of the training: tokens, steps, and the bound after some of the steps."""
-    found = results.get("about")
-    if found is None:
-        return {"tokens": "some", "steps": "some", "curve": "not measured yet"}
-    curve = {int(step): value for step, value in found["validations"].items()}
-    shown = [step for step in curve if step in (100, 200, 500) or step % 500 == 0 or step == max(curve)]
+    """Return what the documents say of the two runs: tokens, steps, and the bound after some of the steps."""
+    runs = [found for name in ("about-1", "about") if (found := results.get(name)) is not None]
+    if not runs:
+        return {"tokens": "some", "steps": "some", "curve": "not measured yet", "epochs": "some"}
+    shown, before = [], 0
+    for run in runs:
+        curve = {int(step): value for step, value in run["validations"].items()}
+        some = [step for step in curve if step in (100, 200) or step % 500 == 0 or step == max(curve)]
+        shown += [f"{curve[step]:.2f} ({before + step:,})" for step in some if step]
+        before += run["step"]
+    tokens = sum(run["tokens"] for run in runs)
     return {
-        "tokens": f"{found['tokens'] / 1e6:.1f} million",
-        "steps": f"{found['step']:,}",
-        "curve": ", ".join(f"{curve[step]:.2f} ({step:,})" for step in shown),
+        "tokens": f"{tokens / 1e6:.1f} million",
+        "steps": " and ".join(f"{run['step']:,}" for run in runs),
+        "curve": ", ".join(shown),
+        "epochs": f"{tokens / EPOCH:.1f}",
     }
 
 
@@ -162,8 +169,8 @@ def quote(text: str) -> str:
 METHOD = """`esolm sample stories`, `esolm infill stories "…"` and `esolm.load("stories")` use the model that the package
 contains: stories15M, a left-to-right model of children's stories, with its vocabulary cut to 5,297 pieces and adapted to
 any order with shifted queries on {tokens} tokens (`experiments/stories/experiment.yaml` has every command). It is stored in
-bfloat16. The any-order bound on held-out stories, in nats per token after so many steps of 4,096 tokens: {curve}. The learning
-rate is constant and falls to zero over the last 250 steps."""
+bfloat16. The any-order bound on held-out stories, in nats per token after so many steps of 4,096 tokens: {curve}. There were two
+runs, of {steps} steps; in each, the learning rate is constant and falls to zero at the end."""
 
 PAGE = """Read what the bundled model writes; nothing is selected or edited. The first 16 samples of seed 0 in each mode, with
 `--top_p 0.9`. Generated from `experiments/stories/results`, which has the commands."""
@@ -187,7 +194,7 @@ In random order it still doubles or drops words and forgets who did what. It kno
 It began as [stories15M](https://github.com/karpathy/llama2.c) of llama2.c (MIT licence), whose vocabulary was cut to the pieces
 that occur at least five times in the training stories, and was adapted to any order by `esolm adapt`: shifted queries, the
 any-order loss, a quarter of the examples from left to right, a quarter at alpha_0 = 0.25 and half at 1. It saw {tokens}
-tokens in {steps} steps on one CPU core, not quite two epochs; in the second one the bound hardly improved, so more text is needed. The text
+tokens, {epochs} epochs, in two runs of {steps} steps on one CPU core. The text
 is 3,796 stories of [TinyStories](https://arxiv.org/abs/2305.07759) (CDLA-Sharing-1.0) and 15,247 stories that stories15M wrote;
 those longer than 256 tokens were left out. 400 other real stories are held out; stories15M has probably seen them, the
 adaptation has not. The weights are under the MIT licence of stories15M; the file LICENSE beside this card has its text.
