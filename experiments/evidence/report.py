@@ -46,10 +46,10 @@ def estimate(found: Any) -> tuple[float, float | None]:
     return curve[-1]["jackknife"], half[0]["jackknife"] - curve[-1]["jackknife"] if half else None
 
 
-def nats(results: Results, run: str) -> list[float]:
-    """The bounds of all seeds; for both losses of Eso-LM the jackknife, because their bounds are of different kinds."""
-    name = "exact" if f"exact-{run}-0" in results else "bound"
-    return [estimate(results[f"{name}-{run}-{seed}"])[0] for seed in SEEDS if f"{name}-{run}-{seed}" in results]
+def nats(results: Results, run: str, kind: str = "bound") -> list[float]:
+    """The bounds of all seeds of a run, or with `exact` the jackknives."""
+    names = [f"{kind}-{run}-{seed}" for seed in SEEDS]
+    return [estimate(results[name])[0] for name in names if name in results]
 
 
 def report(results: Results) -> str:
@@ -97,44 +97,45 @@ def ahead(results: Results) -> float:
     return found[0] if found else 0.0
 
 
-def comparison(results: Results, better: str, other: str) -> tuple[float, float | None] | None:
-    """The mean gain over seeds that both have, and its standard error; None without results."""
-    pairs = list(zip(nats(results, better), nats(results, other), strict=False))
-    if not pairs:
-        return None
-    gains = [b - a for a, b in pairs]
-    return statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else None
+def comparison(results: Results, better: str, other: str) -> tuple[float, int] | None:
+    """The mean gain over the seeds that both have, and their number; None without results. Jackknives if both have them."""
+    for kind in ("exact", "bound"):
+        if gains := [b - a for a, b in zip(nats(results, better, kind), nats(results, other, kind), strict=False)]:
+            break
+    return (statistics.mean(gains), len(gains)) if gains else None
 
 
-def spread(results: Results) -> float:
-    """The largest standard deviation over seeds of any run that has three."""
-    found = [nats(results, run) for run in ROWS]
-    return max((statistics.stdev(values) for values in found if len(values) > 2), default=0.0)
+def spread(results: Results) -> tuple[float, int]:
+    """The standard deviation over seeds, pooled over all runs that have several, and its degrees of freedom."""
+    several = [values for run in ROWS if len(values := nats(results, run)) > 1]
+    freedom = sum(len(values) - 1 for values in several)
+    squares = sum(statistics.variance(values) * (len(values) - 1) for values in several)
+    return (squares / freedom) ** 0.5 if freedom else 0.0, freedom
 
 
-def ruled(gain: float, error: float | None, noise: float) -> str:
-    """The verdict: two standard errors over seeds decide, or with one seed twice the largest spread of any run."""
-    margin = 2 * error if error is not None else 2 * 2**0.5 * noise
-    if not margin:
+def ruled(gain: float, error: float) -> str:
+    """The verdict: three standard errors decide."""
+    if not error:
         return "one seed, no verdict"
-    return "confirmed" if gain > margin else "contradicted" if gain < -margin else "not distinguishable"
+    return "confirmed" if gain > 3 * error else "contradicted" if gain < -3 * error else "not distinguishable"
 
 
 def comparisons(results: Results) -> str:
-    """Return the table of paired comparisons."""
-    rows, noise = [], spread(results)
+    """Return the table of comparisons over seeds."""
+    rows, (noise, freedom) = [], spread(results)
     for name, (better, other, paper) in COMPARED.items():
         if (found := comparison(results, better, other)) is not None:
-            gain, error = found
-            count = min(len(nats(results, better)), len(nats(results, other)))
-            rows.append([name, number(paper), number(gain, error, 3), str(count), ruled(gain, error, noise)])
+            gain, count = found
+            error = noise * (2 / count) ** 0.5
+            rows.append([name, number(paper), number(gain, error or None, 3), str(count), ruled(gain, error)])
     if not rows:
         return ""
     rule = (
-        "Gain in nats of the first over the second, as a mean over seeds that both have (same data order), ± its standard error. "
-        "The rule: confirmed if the gain exceeds two standard errors; with one seed, twice the difference that the largest spread over "
-        "three seeds of any run " + (f"({noise:.3f}) allows." if noise else "allows, and no run has three seeds yet.")
-    )
+        "Gain in nats of the first over the second, as a mean over n seeds that both have, ± its standard error s √(2 / n), where s is "
+        + (f"the standard deviation over seeds, {noise:.4f} nats, pooled over all runs with several ({freedom} degrees of "
+           "freedom). " if freedom else "the standard deviation over seeds; no run has two seeds yet. ")
+        + "The rule: confirmed if the gain exceeds three standard errors."
+    )  # fmt: skip
     return f"{rule}\n\n" + table(("comparison", "paper", "gain", "seeds", "verdict"), rows)
 
 
