@@ -77,6 +77,7 @@ def report(results: Results) -> str:
         METHOD.format(tokens=tokens / 1e6),
         table(columns, rows),
         unreached(results),
+        heart(results),
         comparisons(results),
         ahead(results),
         sizes(results),
@@ -91,6 +92,17 @@ def unreached(results: Results) -> str:
     seeds = [name for run, name in ROWS.items() if f"bound-{run}-0" in results and f"bound-{run}-1" not in results]
     text = f"Not reached yet: {'; '.join(names)}." if names else ""
     return f"{text} Of one seed only: {'; '.join(seeds)}.".strip() if seeds else text
+
+
+def heart(results: Results) -> str:
+    """Say what AR has learned by heart of its corpus, which is smaller than was asked for."""
+    if "seen" not in results or "unseen" not in results:
+        return ""
+    seen, unseen = (number(results[name][0]["nats"], results[name][0]["stderr"], 3) for name in ("seen", "unseen"))
+    return (
+        "The corpus has 15 MB, 3.9 million tokens, so that a run reads it 1.7 times. More text would change little: AR, which learns "
+        f"fastest, has {seen} nats on real stories that it was trained on, and {unseen} on others."
+    )
 
 
 def ahead(results: Results) -> str:
