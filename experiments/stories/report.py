@@ -17,6 +17,7 @@ MODES = {
     "hybrid": "a quarter in random order, then left to right (`--alpha_0 0.25`)",
     "confidence": "surest token of the next 16 first (`--sampler confidence --window 16`)",
     "diffusion": "random order, one token at a time (`--alpha_0 1`)",
+    "narrow": "random order from a smaller nucleus (`--alpha_0 1 --top_p 0.5`)",
     "parallel": "random order, 64 steps (`--alpha_0 1 --num_steps 64`)",
 }
 FIRST_WORDS = 12
@@ -24,6 +25,7 @@ EPOCH = 16_774 * 256  # tokens of the training stories
 SHOWN = {
     "confidence": "Surest token of the next 16 first (`--sampler confidence --window 16`)",
     "diffusion": "Random order (`--alpha_0 1`)",
+    "narrow": "Random order from a smaller nucleus (`--alpha_0 1 --top_p 0.5`)",
     "hybrid": "A quarter in random order, then left to right (`--alpha_0 0.25`)",
     "left_to_right": "Left to right (`--sampler left_to_right`)",
 }
@@ -91,7 +93,7 @@ def judged(results: Results) -> list[str]:
     if not rows:
         return []
     return [
-        "Samples with top-p 0.9, judged by SmolLM2-135M-Instruct (lower nats are likelier text; entropy of the tokens of "
+        "Samples with top-p 0.9 unless it says otherwise, judged by SmolLM2-135M-Instruct (lower nats are likelier text; entropy of the tokens of "
         "one sample shows repetition), and the share of words that occur in 3,796 real stories:",
         table(("texts", "judge, nats", "entropy", "known words, %"), rows),
         *alike(results),
@@ -173,7 +175,7 @@ bfloat16. The any-order bound on held-out stories, in nats per token after so ma
 runs, of {steps} steps; in each, the learning rate is constant and falls to zero at the end."""
 
 PAGE = """Read what the bundled model writes; nothing is selected or edited. The first 16 samples of seed 0 in each mode, with
-`--top_p 0.9`. Generated from `experiments/stories/results`, which has the commands."""
+`--top_p 0.9` unless the title says otherwise. Generated from `experiments/stories/results`, which has the commands."""
 
 SEEDS = {
     "sure": "One sample of each of the seeds 0 to 4, not selected. The surest token of the next 16 first "
