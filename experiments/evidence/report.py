@@ -22,6 +22,11 @@ ROWS = {
     "d3pm-absorb": "D3PM, absorb", "d3pm-uniform": "D3PM, uniform", "sedd-absorb": "SEDD, absorb", "sedd-uniform": "SEDD, uniform",
     "udlm": "UDLM", "duo": "Duo", "diffusionbert": "DiffusionBERT", "diffusion_lm": "Diffusion-LM",
 }  # fmt: skip
+PAPER = {
+    "ar": 22.83, "mdlm": 31.78, "bd3lm-4": 28.23, "esolm-1": 36.12, "esolm-0.5": 32.53, "esolm-0.25": 29.23,
+    "esolm-0.125": 26.29, "sedd-absorb": 32.71, "duo": 33.68,
+}  # fmt: skip
+"""Perplexities of the bounds in the paper's Table 1 (LM1B)."""
 SEEDS = (0, 1, 2)
 COMPARED = {
     "MDLM against Eso-LM at alpha_0 = 1": ("mdlm", "esolm-1", math.log(36.12 / 31.78)),
@@ -67,8 +72,10 @@ def report(results: Results) -> str:
         if (weighed := results.get(f"exact-{run}-0")) is not None:
             value, change = estimate(weighed)
             exact, bias = number(value, weighed[0]["stderr"], 3), number(change, None, 3)
-        rows.append([name, exact, bias, *([""] * 3 if run == "ar" else bounds), f"{found[0][0]['perplexity']:,.1f}"])
-    columns = ("system", "exact", "bias left", "bound", "seed 1", "seed 2", "perplexity")
+        paper = f"{PAPER[run]:.2f}" if run in PAPER else ""
+        perplexity = f"{found[0][0]['perplexity']:,.1f}"
+        rows.append([name, exact, bias, *([""] * 3 if run == "ar" else bounds), perplexity, paper])
+    columns = ("system", "exact", "bias left", "bound", "seed 1", "seed 2", "perplexity", "in the paper")
     tokens = max(
         (each["tokens"] for name, each in results.items() if name.startswith("run-") and "tokens" in each), default=0
     )

@@ -104,6 +104,8 @@ def test_resuming_is_exact_even_when_the_weights_are_gone(home, tmp_path, monkey
     said = failing(capsys, command(home, tmp_path / "other", tmp_path / "second"))
     assert "init is" in said
     shutil.rmtree(init)
+    for foreign in ("nowhere", "stories"):  # `init` of another name is read, not taken for a model that is gone
+        assert foreign in failing(capsys, command(home, tmp_path / "other", Path(foreign)))
     assert cli.main(command(home, tmp_path / "run", init)) == 0
     tiny.assert_same(tmp_path / "run", tmp_path / "whole")
     assert not same(weights(tmp_path / "run"), weights(home / "first"))

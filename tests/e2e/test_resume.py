@@ -196,8 +196,13 @@ def test_a_finished_cosine_run_suggests_what_is_possible(data, tmp_path, capsys)
     capsys.readouterr()
     assert cli.main(command) == 0
     assert f"--init {run} --run FOLDER" in capsys.readouterr().out
+    short = tiny.command(data, tmp_path / "short", "--optim.schedule=cosine", "--optim.warmup=9", "--steps=2")
+    assert cli.main(short) == cli.main(short) == 0
+    assert "To train longer, raise --steps" in capsys.readouterr().out  # it has ended within the warm-up
+    assert cli.main([*short, "--steps=3"]) == 0
+    capsys.readouterr()
     longer = [*command, "--steps=4"]
-    refused(run, capsys, longer, "steps was 2 and is now 4", f"--init {run} --run FOLDER")
+    refused(run, capsys, longer, "steps was 2 and is now 4, which would change", f"--init {run} --run FOLDER")
     sizes = ("--net.layers", "--net.width", "--net.heads", "--net.cond_width")
     words = [word for word in longer if word.partition("=")[0] not in sizes]
     assert cli.main([*words, f"--init={run}", f"--run={tmp_path / 'next'}"]) == 0

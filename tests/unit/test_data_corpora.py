@@ -237,6 +237,13 @@ def test_a_wrong_encoding_names_the_file_and_the_remedy(tmp_path: Path, data: by
     assert not isinstance(raised.value, UnicodeError)
 
 
+def test_a_file_that_is_no_text_is_not_to_be_converted(tmp_path: Path) -> None:
+    for data in (b"%PDF-1.7 \xe2\xe3", b"PK\3\4\0\0\xff"):
+        (tmp_path / "a.pdf.txt").write_bytes(data)
+        with pytest.raises(ValueError, match="not a text file: extract its text"):
+            texts(corpus(str(tmp_path / "a.pdf.txt")))
+
+
 def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
     (tmp_path / "none.txt").touch()
     with pytest.raises(ValueError, match=r"none\.txt is empty"):

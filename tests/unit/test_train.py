@@ -264,3 +264,13 @@ def test_a_system_in_the_working_directory_is_found(tmp_path: Path) -> None:
     assert yaml.safe_load(found.stdout)["system"] == {"name": "mine.systems.Mine", "at": 9}
     with pytest.raises(ValueError, match=r"nowhere\.Mine"):
         find("nowhere.Mine")
+
+
+def test_too_little_text_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = runs.make_data(tmp_path / "data")
+    quick = ("--batch.size=64", "--batch.micro=64", "--validation.every=0", "--saving.every=0")
+    for steps, many in ((20, False), (21, True)):
+        assert cli.main(runs.command(data, tmp_path / f"{steps}", *quick, f"--steps={steps}")) == 0
+        said = capsys.readouterr().out
+        assert ("has 64 sequences, so each is seen 21 times" in said) == many
+    assert "--steps 20" in said

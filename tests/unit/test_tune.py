@@ -113,6 +113,9 @@ def test_failing_rewards_are_reported_and_survived(home: Path, tmp_path: Path, c
         json.loads(line) for line in (tmp_path / "run" / "samples" / "step-00000001.jsonl").read_text().splitlines()
     ]
     assert sum("error" in record for record in kept) == 4
+    more = {"reward": "regex", "reward.options": '{"pattern": "no"}', "steps": 2}
+    assert cli.main(command("grpo", home, tmp_path / "equal", **more)) == 0
+    assert capsys.readouterr().out.count("all rewards are 0, and nothing can be learned") == 1
 
 
 def test_a_wrong_reward_leaves_no_run_behind(home: Path, tmp_path: Path, capsys: Any) -> None:

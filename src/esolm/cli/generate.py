@@ -274,6 +274,8 @@ def print_texts(samples: Samples) -> None:
     generated = sum(len({p for step in steps for p in step}) for steps in samples.steps)
     speed = generated / max(samples.seconds, 1e-9)
     for k, text in enumerate(samples.texts):
+        if not text:
+            print(f"sample {k + 1} is empty: the model drew the end of the text first", file=sys.stderr)
         if not console.is_terminal:
             print(text, end="\n" if k + 1 == len(samples.texts) else "\n\n")
             continue

@@ -44,7 +44,7 @@ def serve(options: Mapping[str, Any]) -> int:
     try:
         from ..serving.server import serve_app
     except ImportError as error:
-        raise ValueError(f"esolm serve needs more packages: pip install 'esolm[serve]' ({error})") from error
+        raise ValueError("esolm serve needs more packages: pip install 'esolm[serve]'") from error
     announce(f"loading {options['run']} …")
     import torch
 

@@ -58,7 +58,7 @@ def corpus(spec: str, reading: Reading | None = None) -> Corpus:
         return replace(found, holdout=100_000)
     if Path(spec).expanduser().exists() or glob.has_magic(spec) or "," in spec:
         return _files("text", spec, reading)
-    raise ValueError(f"no corpus, file or folder {spec!r}: choose one of {SPECS}")
+    raise ValueError(f"no corpus, file or folder {spec!r}: give one of {SPECS}; a text itself goes into a file")
 
 
 # Splits

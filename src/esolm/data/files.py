@@ -66,6 +66,10 @@ def read(path: Path, name: str, reading: Reading) -> Iterator[Document]:
                 documents = (Document(text, prompt) for text in _pieces(file))
             yield from (d for d in documents if d.text.strip())
         except UnicodeDecodeError as error:
+            if _is_binary(path):
+                raise ValueError(
+                    f"{name} is not a text file: extract its text first, for example with pdftotext"
+                ) from error
             raise ValueError(
                 f"{name} is not UTF-8 text (byte 0x{error.object[error.start]:02x}): convert it, for example with "
                 f"`iconv -f {_guessed_encoding(path)} -t UTF-8`"
@@ -94,6 +98,14 @@ def _open(path: Path) -> IO[str]:
         decompressor = extra("zstandard", "zstd").ZstdDecompressor()
         return io.TextIOWrapper(decompressor.stream_reader(path.open("rb"), read_across_frames=True), encoding=encoding)
     return path.open(encoding=encoding)
+
+
+def _is_binary(path: Path) -> bool:
+    if path.suffix in (".gz", ".zst"):
+        return False
+    with path.open("rb") as file:
+        start = file.read(4096)
+    return start.startswith(b"%PDF") or (b"\0" in start and start[:2] not in (b"\xff\xfe", b"\xfe\xff"))
 
 
 def _guessed_encoding(path: Path) -> str:

@@ -60,7 +60,10 @@ class Blanked:
         given: list[Size] = [tokens_per_blank] * blanks if one else list(tokens_per_blank)  # type: ignore
         found = [_range(size) for size in given]
         if len(found) != blanks or any(min(sizes) < 1 for sizes in found):
-            raise ValueError(f"tokens_per_blank is {given}; the text has {blanks} blanks, each of at least one token")
+            raise ValueError(
+                f"tokens_per_blank is {given}; the text has {blanks} blanks: give a number for all, such as 4, a "
+                'range such as "1-12", or a list with one of these for each blank; each has at least one token'
+            )
         return found
 
 

@@ -95,5 +95,7 @@ def wrong_body(problem: Mapping[str, Any], headers: Mapping[str, str]) -> ApiErr
 
 def hint(field: str) -> str:
     """What a field that does not exist may have meant."""
+    if field in FIELDS:
+        return ", only of others: /docs lists the fields of each"
     near = [ELSEWHERE[field]] if field in ELSEWHERE else difflib.get_close_matches(field, FIELDS, 1, 0.8)
     return f": did you mean {near[0]}?" if near else ": leave it out"

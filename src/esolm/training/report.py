@@ -15,10 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ..runtime.dotted import flat
+from . import runs
 from .config import RunConfig
 
 LINE_SECONDS = 5.0
 """Least time between two lines of a log that is not a terminal."""
+MANY_EPOCHS = 20
+"""Passes over the training split beyond which small models mostly learn it by heart."""
 Sink = Callable[[Mapping[str, Any]], None]
 
 
@@ -27,7 +30,7 @@ class Live:
 
     def __init__(self, start: int, steps: int, sinks: Sequence[Sink] = (), console: Console | None = None) -> None:
         self.steps, self.sinks = steps, sinks
-        self.printed = -math.inf
+        self.printed, self.warned = -math.inf, False
         self.console = console or Console(highlight=False)
         self.bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -66,6 +69,12 @@ class Live:
         if (record.get("reward") or {}).get("failed"):
             errors = "; ".join(f"{error} ({number})" for error, number in record["errors"].items())
             self.console.print(f"step {record['step']}: {record['reward']['failed']} rewards failed: {errors}")
+        elif (record.get("reward") or {}).get("std") == 0 and not self.warned:
+            self.warned = True
+            self.console.print(
+                f"step {record['step']}: all rewards are {record['reward']['mean']:g}, and nothing can be learned from "
+                "equal ones: choose a reward that some samples get and others do not"
+            )
 
     def __enter__(self) -> Live:
         self.bar.start()
@@ -77,10 +86,19 @@ class Live:
         self.bar.stop()
 
 
-def opening(config: RunConfig, parameters: int) -> str:
-    """The size of a new run, and what in its options looks like a mistake."""
+def opening(config: RunConfig, parameters: int, sequences: int | None = None) -> str:
+    """The size of a new run, and what in its options looks like a mistake.
+
+    sequences: those of the training split.
+    """
     steps, warmup, curriculum = config.steps, config.optim.warmup, config.system.get("curriculum") or 0
     text = f"{parameters:,} parameters, {config.batch.size} x {config.net['length']} tokens a step, {steps:,} steps"
+    if sequences is not None and (epochs := steps * config.batch.size / sequences) > MANY_EPOCHS:
+        text += (
+            f"\nthe training split has {sequences:,} sequences, so each is seen {epochs:,.0f} times, and the model "
+            f"will learn them by heart: prepare more text, or give --steps "
+            f"{max(1, MANY_EPOCHS * sequences // config.batch.size)}"
+        )
     if curriculum > steps:
         text += (
             f"\nsystem.curriculum is {curriculum} and steps is {steps}, so alpha_0 will not rise above "
@@ -96,10 +114,10 @@ def opening(config: RunConfig, parameters: int) -> str:
 def advice(config: RunConfig, run: Path, step: int) -> str:
     """For a run that has nothing left to do: how to train longer."""
     more = "To train longer, raise --steps"
-    if config.optim.schedule == "cosine" or config.optim.decay:
+    if not runs.same_rates(config.tree(), {**config.tree(), "steps": 2 * step}, step):
         more = (
-            f"Its learning rate has fallen to zero, so --steps cannot be raised. To train on from its weights, "
-            f"start a new run with --init {run} --run FOLDER"
+            f"Its learning rate has fallen by the number of steps, so --steps cannot be raised. To train on from its "
+            f"weights, start a new run with --init {run} --run FOLDER"
         )
     return f"{run} is finished: {step} of {config.steps} steps. {more}"
 

@@ -57,14 +57,13 @@ class Start(NamedTuple):
 def initial_weights(config: RunConfig, manifest: Manifest) -> Start:
     """Read the weights that `init` names; raises ValueError if their tokenizer is not that of the data.
 
-    A run that has a checkpoint resumes without them if they no longer exist.
+    A run that has a checkpoint resumes without them if they no longer exist where the run was started from.
     """
     tuning.check(config.tuning, config.init, config.adapter)
     if config.init is None:
         return Start({})
     last = checkpoint.latest(Path(str(config.run)) / "checkpoints")
-    gone = not all(Path(path).exists() for path in (config.init, config.adapter) if path)
-    if last is not None and gone and not config.distill.weight:
+    if last is not None and _gone(config) and not config.distill.weight:
         identity = checkpoint.read(last)["identity"]
         net = with_defaults(identity["net"])
         return Start({name: net[name] for name in SIZES}, None, identity.get("init"))
@@ -85,6 +84,14 @@ def initial_weights(config: RunConfig, manifest: Manifest) -> Start:
     sizes = {name: getattr(stored.net.config, name) for name in SIZES}
     every = weights if adapter is None else {**weights, **adapter.replaced, **adapter.lora}
     return Start(sizes, weights, fingerprint(every), adapter)
+
+
+def _gone(config: RunConfig) -> bool:
+    """Whether `init` or `adapter` no longer exists; one that the run was not started from counts as an error."""
+    started = runs.read_config(Path(str(config.run)))
+    named = {"init": config.init, "adapter": config.adapter}
+    missing = [key for key, path in named.items() if path and not Path(path).exists()]
+    return bool(missing) and all(started.get(key) == named[key] for key in missing)
 
 
 def resolve(config: RunConfig, manifest: Manifest, start: Start, compute: Compute) -> RunConfig:

@@ -63,27 +63,32 @@ def check_config(run: Path, config: Mapping[str, Any]) -> list[str]:
     defaults = RunConfig().tree()
     for group in RunConfig.groups():  # some options did not exist when the run was started
         stored[group] = {**defaults[group], **stored.get(group, {})}
-    same = _same_rates(stored, config, max(checkpoint.list_steps(run / "checkpoints"), default=0))
+    same = same_rates(stored, config, max(checkpoint.list_steps(run / "checkpoints"), default=0))
     for key, (old, new) in differing(completed(stored, config), config).items():
         if key in FREE or key.startswith("corpus.") or (key in RATES and same):
             notes.append(f"{key} changed from {old} to {new}")
         else:
             wrong.append(f"{key} was {old!r} and is now {new!r}")
     if wrong:
+        again = f"start a new run from its weights with --init {run} --run FOLDER"
         if not any((run / "checkpoints").glob("step-*")):
             raise ValueError(
                 f"{run} was started with another configuration: {'; '.join(wrong)}. No step was saved in it: "
                 "delete the folder, or give another --run"
             )
+        if all(change.startswith(RATES) for change in wrong):
+            raise ValueError(
+                f"{run} cannot resume: {'; '.join(wrong)}, which would change the learning rates or the number of "
+                f"steps that it has taken. Nothing was changed. Give the old values to resume, or {again}"
+            )
         raise ValueError(
             f"{run} was started with another configuration: {'; '.join(wrong)}. Nothing was changed. Give the old "
-            f"values to resume ({', '.join(RATES)} may change as long as the learning rates of the steps already "
-            f"taken do not), or start a new run from its weights with --init {run} --run FOLDER"
+            f"values to resume, or {again}"
         )
     return notes
 
 
-def _same_rates(old: Mapping[str, Any], new: Mapping[str, Any], done: int) -> bool:
+def same_rates(old: Mapping[str, Any], new: Mapping[str, Any], done: int) -> bool:
     """Whether the first `done` steps have the same learning rates under both configurations, and are in both."""
     one, other = Optim(**old["optim"]), Optim(**new["optim"])
     return new["steps"] >= done and all(

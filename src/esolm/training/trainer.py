@@ -305,7 +305,8 @@ class Session:
         """What begins: a resumed run with what has changed, or the size of a new one with what looks like a mistake."""
         if self.folder is not None:
             return f"resuming from {self.folder}" + "".join(f"; {note}" for note in self.notes)
-        return report.opening(self.config, sum(weight.numel() for weight in self.learner.net.parameters()))
+        size = sum(weight.numel() for weight in self.learner.net.parameters())
+        return report.opening(self.config, size, getattr(self.batches, "sequences", None))
 
     def outcome(self) -> Outcome:
         """How training ended."""
