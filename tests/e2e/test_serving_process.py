@@ -35,6 +35,9 @@ def test_sigterm_finishes_what_was_accepted_and_refuses_the_rest():
         while not texts and reader.is_alive():
             time.sleep(0.01)
         server.send_signal(signal.SIGTERM)
+        # The port is open until the accepted request has its answer.
+        assert served.eventually(lambda: httpx.get(f"{url}/ready").status_code == 503)
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 503
         reader.join(60)
         assert texts[-1] == "data: [DONE]"
         assert server.wait(30) == 0

@@ -49,6 +49,8 @@ def test_a_reward_that_hangs_while_it_is_loaded_is_stopped() -> None:
         ("support.flawed:missing", "{}", "missing"),
         ("molecules", '{"train": "no-file.smi"}', "no-file.smi"),
         ("judge", "{}", "model"),
+        ("regex", "{}", "missing a required argument: .pattern."),
+        ("support.flawed:half", '{"no": 1}', "unexpected keyword argument .no."),
         ("", "{}", "--reward"),
     ],
 )

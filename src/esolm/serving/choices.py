@@ -120,7 +120,7 @@ def step_event(index: int, generation: Generation, new: Sequence[Chosen]) -> dic
     return {
         "object": "step",
         "index": index,
-        "step": generation.steps - 1,
+        "step": new[0].step,
         "positions": [each.position for each in new],
         "tokens": [each.token for each in new],
         "pieces": [piece(tokenizer, each.token) for each in new],

@@ -26,6 +26,11 @@ FIELDS = {
     for field in body.model_fields
 }
 """Every field of every route."""
+ABOUT = {
+    "has no sampler": "sampler", "the text has no blank": "text", "no text to score": "text",
+    "of the vocabulary, or": "prompt",
+}  # fmt: skip
+"""The field that messages of the library are about which do not begin with one."""
 ELSEWHERE = {
     "response_format": "json_schema", "guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "regex",
     "max_completion_tokens": "max_tokens", "max_new_tokens": "max_tokens", "n_predict": "max_tokens",
@@ -69,9 +74,9 @@ def refusal(request: HttpRequest, error: Exception) -> ApiError:
 
 
 def named(message: str) -> str | None:
-    """The field that a message begins with, if it does."""
+    """The field that a message begins with, or is about."""
     word = message.partition(" ")[0].rstrip(":")
-    return word if word in FIELDS else None
+    return word if word in FIELDS else next((field for part, field in ABOUT.items() if part in message), None)
 
 
 def wrong_body(problem: Mapping[str, Any], headers: Mapping[str, str]) -> ApiError:

@@ -34,6 +34,7 @@ class Chosen(NamedTuple):
     logprob: float | None = None  # in the model's own distribution, before temperature and top_p; if requested. None in
     # a chain, where a token has no single distribution that it was drawn from.
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens there with theirs
+    step: int = 0  # of the sampling loop
 
 
 class Generation:
@@ -153,7 +154,9 @@ class Generation:
 
     def _take(self, step: Step) -> None:
         columns = zip(step.position[0].tolist(), step.token[0].tolist(), step.drawn[0].tolist(), strict=True)
-        found = [Chosen(at, token) for at, token, drawn in columns if drawn and self.tokens[at] != token]
+        found = [
+            Chosen(at, token, step=self.steps) for at, token, drawn in columns if drawn and self.tokens[at] != token
+        ]
         if self.top_logprobs is not None and not isinstance(self.schedule, Chain):
             found = self._with_logprobs(found, self.top_logprobs, step)
         for each in found:

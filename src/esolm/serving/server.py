@@ -21,7 +21,10 @@ from .routes import make_app
 
 
 class DrainingServer(uvicorn.Server):
-    """Refuses new requests from the signal on, also on connections that are open, and finishes accepted ones."""
+    """Answers new requests with 503 from the signal on and finishes accepted ones; then the port closes.
+
+    So a load balancer sees that /ready fails while the port is still open. A second signal closes the port at once.
+    """
 
     def __init__(self, config: uvicorn.Config, engine: Engine, drain: float) -> None:
         super().__init__(config)
@@ -29,13 +32,17 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Called by the signal."""
-        if not self.engine.scheduler.closed:
-            os.write(2, f"stopping: {len(self.engine.scheduler.live)} samples are running\n".encode())
-            self.engine.scheduler.closed = True  # the condition's lock may be held by the thread that the signal hit
-            late = threading.Timer(self.drain, self.engine.end_all)  # the rest is answered by 503
-            late.daemon = True
-            late.start()
-        super().handle_exit(sig, frame)
+        if self.engine.scheduler.closed:
+            super().handle_exit(sig, frame)
+            return
+        os.write(2, f"stopping: {len(self.engine.scheduler.live)} samples are running\n".encode())
+        self.engine.scheduler.closed = True  # the condition's lock may be held by the thread that the signal hit
+
+        def finish() -> None:
+            self.engine.stop(self.drain)  # what is left then is answered by 503
+            super(DrainingServer, self).handle_exit(sig, frame)
+
+        threading.Thread(target=finish, name="esolm-stop", daemon=True).start()
 
 
 def allow_origin(app: Any, origin: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
 import math
 import multiprocessing
 import os
@@ -46,6 +48,10 @@ def find_reward(name: str, keywords: Mapping[str, Any]) -> Function:
             found = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"no reward {name!r}: {error}") from error
+    try:
+        inspect.signature(found).bind(*(() if isinstance(found, type) else ([], [])), **keywords)
+    except TypeError as error:
+        raise ValueError(f"reward {name} does not take reward.options {json.dumps(dict(keywords))}: {error}") from error
     return found(**keywords) if isinstance(found, type) else partial(found, **keywords)
 
 
