@@ -89,13 +89,15 @@ def judged(results: Results) -> list[str]:
         judge, words = results.get(f"judge-{mode}"), results.get(f"words-{mode}")
         if judge is not None and words is not None:
             share = number(100 * words["known"], 100 * words["known_stderr"], 1)
-            rows.append([title, number(judge["nats"], judge["stderr"]), number(judge["entropy"]), share])
+            doubled = number(100 * words["doubled"], 100 * words["doubled_stderr"], 1) if "doubled" in words else ""
+            rows.append([title, number(judge["nats"], judge["stderr"]), number(judge["entropy"]), share, doubled])
     if not rows:
         return []
     return [
-        "Samples with top-p 0.9 unless it says otherwise, judged by SmolLM2-135M-Instruct (lower nats are likelier text; entropy of the tokens of "
-        "one sample shows repetition), and the share of words that occur in 3,796 real stories:",
-        table(("texts", "judge, nats", "entropy", "known words, %"), rows),
+        "Samples with top-p 0.9 unless it says otherwise, judged by SmolLM2-135M-Instruct (lower nats are likelier text; "
+        "entropy of the tokens of one sample shows repetition), the share of words that occur in 3,796 real stories, and "
+        "of words that repeat the word before them, which the judge hardly notices:",
+        table(("texts", "judge, nats", "entropy", "known words, %", "doubled, %"), rows),
         *alike(results),
     ]
 

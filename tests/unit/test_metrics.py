@@ -51,6 +51,9 @@ def test_known_words_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert words(file, real, delimiter="<end>", num_texts=1)["words"] == 5
     assert cli.main(["words", file, real, "--delimiter", "<end>"]) == 0
     assert "blorp" in capsys.readouterr().out
+    assert found["doubled"] == 0  # sat-sat is no slip
+    (tmp_path / "twice.txt").write_text("The the dog dog\ndog, dog doge")
+    assert words(str(tmp_path / "twice.txt"), real)["doubled"] == 3 / 7
     (tmp_path / "none.txt").write_text("123 !")
     with pytest.raises(ValueError, match="no word"):
         words(str(tmp_path / "none.txt"), real)

@@ -1,7 +1,8 @@
-"""Known words: how many words of samples occur in reference texts.
+"""Known and doubled words: how many words of samples occur in reference texts, and how many repeat the one before.
 
 A model that has not learned to spell joins pieces into words that nobody uses. Names and rare words are unknown in real
-texts too, so compare with the share of real texts that are not part of the reference.
+texts too, so compare with the share of real texts that are not part of the reference. Tokens that are drawn in any order
+double words ("it it"), which a judge hardly notices; real texts do it on purpose ("very very").
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from ..data import corpora
 from ..data.documents import Reading
 from .samples import read_texts
 
+_DOUBLED = re.compile(r"\b(\w+)(?=\s+\1\b)", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")  # letters, with apostrophes inside
 
 
 def words(file: str, reference: str, delimiter: str | None = None, num_texts: int | None = None) -> dict[str, Any]:
-    """The share of words that occur in the reference, over all words of the texts, with its standard error.
+    """The share of words that occur in the reference, and of those that repeat the word before, with standard errors.
 
     Args:
         file: The JSON lines that `esolm sample --out` wrote, or a corpus as in `esolm prepare`.
@@ -33,24 +35,32 @@ def words(file: str, reference: str, delimiter: str | None = None, num_texts: in
     """
     documents = corpora.corpus(reference, Reading(delimiter=delimiter)).train()
     known = {word for document in documents for word in split(document.text)}
-    texts = [split(text) for text in read_texts(file, delimiter, num_texts)]
+    whole = read_texts(file, delimiter, num_texts)
+    texts = [split(text) for text in whole]
     total = sum(map(len, texts))
     if not total:
         raise ValueError(f"the texts of {file} have no word")
-    hits = [sum(word in known for word in text) for text in texts]
-    share = sum(hits) / total
-    # Words of one text are not independent: the error is that of a ratio of sums over texts.
-    apart = [hit - share * len(text) for hit, text in zip(hits, texts)]
-    error = statistics.stdev(apart) * math.sqrt(len(apart)) / total if len(apart) > 1 else None
+    sizes = [len(text) for text in texts]
+    share, error = ratio([sum(word in known for word in text) for text in texts], sizes)
+    doubled, doubled_error = ratio([len(_DOUBLED.findall(text)) for text in whole], sizes)
     unknown = Counter(word for text in texts for word in text if word not in known)
     return {
         "texts": len(texts),
         "words": total,
         "known": share,
         "known_stderr": error,
+        "doubled": doubled,
+        "doubled_stderr": doubled_error,
         "reference_words": len(known),
         "unknown": [word for word, _ in unknown.most_common(20)],
     }
+
+
+def ratio(hits: list[int], sizes: list[int]) -> tuple[float, float | None]:
+    """The sum of hits over that of sizes, with its standard error: words of one text are not independent."""
+    share = sum(hits) / sum(sizes)
+    apart = [hit - share * size for hit, size in zip(hits, sizes)]
+    return share, statistics.stdev(apart) * math.sqrt(len(apart)) / sum(sizes) if len(apart) > 1 else None
 
 
 def split(text: str) -> list[str]:
