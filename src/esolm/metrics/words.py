@@ -1,7 +1,7 @@
 """Known and doubled words: how many words of samples occur in reference texts, and how many repeat the one before.
 
 A model that has not learned to spell joins pieces into words that nobody uses. Names and rare words are unknown in real
-texts too, so compare with the share of real texts that are not part of the reference. Tokens that are drawn in any order
+texts too, so compare with the share of real texts that are not part of the reference. Tokens drawn in any order
 double words ("it it"), which a judge hardly notices; real texts do it on purpose ("very very").
 """
 
