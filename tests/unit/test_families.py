@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from esolm.data.tokenizer import Tokenizer, from_json
 from esolm.interop import gguf_file
 from esolm.interop.convert import convert
 from esolm.interop.export import export
+from esolm.interop.families import CausalCheckpoint, check_words
 from esolm.model import LanguageModel
 from esolm.net.config import DenoiserConfig
 from esolm.net.denoiser import Denoiser
@@ -198,6 +200,26 @@ def test_options_of_other_systems_are_refused(tmp_path: Path) -> None:
     Tokenizer(core, "large", small.mask_id).save(tmp_path)
     with pytest.raises(ValueError, match=r"258 ids.*--tokenizer"):
         convert(str(tmp_path / "theirs"), tmp_path / "ours", tokenizer=str(tmp_path / "tokenizer_ids.json"))
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unused rows up to a multiple of 128, or a tenth of them, are padding; other ends of a text are only reported."""
+    causal.write(causal.make("llama", vocab_size=512), tmp_path / "theirs")
+    (tmp_path / "theirs" / "tokenizer.json").unlink()
+    for options in ({}, {"tokenizer": "bytes"}, {"tokenizer": "bpe:500"}):
+        with pytest.raises(ValueError, match="--tokenizer"):
+            convert(str(tmp_path / "theirs"), tmp_path / "ours", **options)
+    causal.save("llama", tmp_path / "other")
+    convert(str(tmp_path / "other"), tmp_path / "ours")
+    assert "token_id" not in capsys.readouterr().err
+    convert(str(tmp_path / "other"), tmp_path / "ours", tokenizer="bytes", force=True)
+    assert f"eos_token_id of {tmp_path / 'other'} is {causal.EOS}" in capsys.readouterr().err
+    found = CausalCheckpoint(tmp_path, "qwen2", {}, {}, None)  # with Qwen's ids and rows
+    words = make_tokenizer("bytes")
+    for ids, fine in ((151_669, True), (32_000, False), (151_937, False)):
+        words.vocab_size, words.mask_id = ids + 1, ids
+        with nullcontext() if fine else pytest.raises(ValueError, match=rf"151936 ids .* {ids}"):
+            check_words(found, 151_936, words)
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ..core.randomness import Randomness
 from ..data import Tokenizer, corpora
 from ..data import tokenizer as make_tokenizer
 from ..data.documents import Reading
-from ..data.tokenizer import SPECS, from_json
+from ..data.tokenizer import from_json, trained
 from ..likelihood import scoring, texts
 from ..model import LanguageModel, load
 from ..net.denoiser import Denoiser, DenoiserConfig
@@ -64,7 +64,7 @@ def convert(
         variant: A or B of an Eso-LM, if the source does not name it.
         block_size: Tokens in a block of a BD3-LM, if the source does not name it.
         weights: The averaged (EMA) weights of a .ckpt, or the raw ones.
-        tokenizer: A tokenizer as in `esolm prepare` (gpt2:PATH, …), if the source has none.
+        tokenizer: The tokenizer that the source was trained with (a folder, gpt2, …), if it has none.
         length: The length of a Llama, Mistral, Qwen or GPT-2 in tokens, by default all that it has positions for.
         cut: A corpus as in `esolm prepare`; ids that it does not use are dropped, which makes the model smaller.
         cut_count: With `cut`, keep only ids that occur at least this often; rarer words are spelled by smaller pieces.
@@ -82,9 +82,7 @@ def convert(
         if cut is None and (delimiter is not None or cut_count != 1):
             raise ValueError("delimiter and cut_count belong to --cut, which is missing: add it, or leave them out")
         found = opened(source, weights)
-        words = make_tokenizer(tokenizer) if tokenizer is not None else found.tokenizer
-        if words is None:
-            raise ValueError(f"{path} has no tokenizer: give --tokenizer, one of {SPECS}")
+        words = _words(found, tokenizer)
         made = make_system(found, {"name": system, "alpha_0": alpha_0, "variant": variant, "block_size": block_size})
         about = {"source": path.name, "weights": weights, **found.about}
         net, words = _network(found, words, length)
@@ -97,6 +95,18 @@ def convert(
         lm = load(partial)
         folder.write_config(partial, net.config, made, {**about, "check": check(lm, text)})
     return lm
+
+
+def _words(found: ReleasedCheckpoint | CausalCheckpoint, spec: str | None) -> Tokenizer:
+    """The tokenizer that is given, or that of the checkpoint."""
+    if spec is None and found.tokenizer is not None:
+        return found.tokenizer
+    if spec is not None and not trained(spec):
+        return make_tokenizer(spec)
+    here = "copy its tokenizer.json into the folder, or give --tokenizer FOLDER"
+    advice = here if found.path.is_dir() else "give --tokenizer, a folder with its tokenizer.json, or gpt2"
+    wrong = "has no tokenizer" if spec is None else f"was not trained with {spec}, which is made from new text"
+    raise ValueError(f"{found.path} {wrong}: {advice}")
 
 
 def _network(

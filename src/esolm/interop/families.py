@@ -5,6 +5,7 @@ Llama, Mistral, Qwen2, Qwen3 and GPT-2.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,11 +106,7 @@ def make_causal(found: CausalCheckpoint, words: Tokenizer, length: int | None = 
     config = gpt2_config(found, length) if found.family == "gpt2" else llama_config(found, length)
     ours = renamed(found, config)
     rows, ids = config["vocab_size"], words.vocab_size
-    if ids > rows + 1 or (ids == rows + 1 and words.mask_id != rows):
-        raise ValueError(
-            f"{found.path} has {rows} ids, and tokenizer {words.name} has {ids} with the mask: give the --tokenizer "
-            "that it was trained with"
-        )
+    check_words(found, rows, words)
     if ids > rows:
         config["vocab_size"] = ids
         for name in ("embed.weight", "head.weight"):
@@ -125,6 +122,31 @@ def make_causal(found: CausalCheckpoint, words: Tokenizer, length: int | None = 
     if words.core.num_special_tokens_to_add(False):
         words.core.post_processor = None  # the system puts BOS before a text itself
     return net.eval(), words
+
+
+def check_words(found: CausalCheckpoint, rows: int, words: Tokenizer) -> None:
+    """Raise ValueError for a tokenizer that cannot be the model's, and report special ids that differ.
+
+    Published models have unused rows: their number is rounded up to a multiple of at most 128, or they are a few
+    percent (Qwen 0.3, DeepSeek 2.3). A chat model and its tokenizer may end texts with different tokens.
+    """
+    ids = words.vocab_size
+    own = ids - 1 if words.mask_id == ids - 1 else ids  # without a mask after the last id
+    if own > rows or rows - own >= max(128, rows // 10):
+        raise ValueError(
+            f"{found.path} has {rows} ids and tokenizer {words.name} {own}: give the --tokenizer that it was trained "
+            "with"
+        )
+    bos = None if words.bos_id == words.eos_id else words.bos_id  # EOS stands in for a BOS that is not there
+    for role, id in (("bos_token_id", bos), ("eos_token_id", words.eos_id)):
+        stated = found.config.get(role)
+        known = stated if isinstance(stated, list) else [stated]
+        if stated is not None and id is not None and id not in known:
+            print(
+                f"the {role} of {found.path} is {stated}, and that of tokenizer {words.name} {id}: make sure that it "
+                "is the one that the model was trained with",
+                file=sys.stderr,
+            )
 
 
 def llama_config(found: CausalCheckpoint, length: int | None) -> dict[str, Any]:
