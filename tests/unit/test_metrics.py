@@ -51,6 +51,9 @@ def test_known_words_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert words(file, real, delimiter="<end>", num_texts=1)["words"] == 5
     assert cli.main(["words", file, real, "--delimiter", "<end>"]) == 0
     assert "blorp" in capsys.readouterr().out
+    (tmp_path / "real.txt").write_text("The cat's hat.\n</s>\nA cat sat!")
+    words(file, real)
+    assert f'"</s>" of {real} (1)' in capsys.readouterr().err
     (tmp_path / "none.txt").write_text("123 !")
     with pytest.raises(ValueError, match="no word"):
         words(str(tmp_path / "none.txt"), real)

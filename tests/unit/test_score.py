@@ -57,6 +57,18 @@ def failing(capsys: pytest.CaptureFixture[str], *argv: Any) -> str:
     return said
 
 
+def test_a_forgotten_delimiter_is_named(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "d.txt").write_text("To be,\n<|endoftext|>\nor not\n<|endoftext|>\nto be.")
+    options = ["--trials=2", "--num_samples=1", "--json"]
+    for command, said in (("score", ""), ("variance", " prepare")):
+        assert cli.main([command, str(home / "esolm"), str(path), *(options if said else ["--json"])]) == 0
+        found = capsys.readouterr().err
+        assert f'"<|endoftext|>" of {path} (' in found
+        assert said in found
+    assert cli.main(["score", str(home / "esolm"), str(path), "--delimiter", "<|endoftext|>", "--json"]) == 0
+    assert not capsys.readouterr().err
+
+
 def without_time(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 

@@ -54,7 +54,7 @@ def prepare(run: str, corpora: list[str], o: Scoring, ranks: Ranks) -> Callable[
         "eos",
         "frame",
     )
-    reading: dict[str, Any] = {key: getattr(o, key) for key in keys}
+    reading: dict[str, Any] = {key: getattr(o, key) for key in keys} | {"advice": None if ranks.rank else "add"}
     texts = [read(spec, lm.tokenizer, lm.net.config.length, **reading) for spec in corpora]
     for sequences in texts:
         check_scoring(lm.net, sequences, o.batch_size, passes(lm, sequences, o), quiet=ranks.rank > 0)

@@ -12,9 +12,7 @@ import statistics
 from collections import Counter
 from typing import Any
 
-from ..data import corpora
-from ..data.documents import Reading
-from .samples import read_texts
+from .samples import read_corpus, read_texts
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")  # letters, with apostrophes inside
 
@@ -31,8 +29,7 @@ def words(file: str, reference: str, delimiter: str | None = None, num_texts: in
     Raises:
         ValueError: If a file cannot be read, or the texts have no word.
     """
-    documents = corpora.corpus(reference, Reading(delimiter=delimiter)).train()
-    known = {word for document in documents for word in split(document.text)}
+    known = {word for text in read_corpus(reference, delimiter) for word in split(text)}
     texts = [split(text) for text in read_texts(file, delimiter, num_texts)]
     total = sum(map(len, texts))
     if not total:
