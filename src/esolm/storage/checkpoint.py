@@ -167,9 +167,11 @@ def _writing(root: Path, step: int, tidy: bool = True) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         if tidy:
             shutil.rmtree(_partial(root, step), ignore_errors=True)
+        why, denied = getattr(error, "strerror", None) or error, isinstance(error, PermissionError)
         raise ValueError(
-            f"could not write checkpoint {root / name_of(step)}: {error}. Nothing was overwritten; the last complete "
-            f"checkpoint is {latest(root) or 'none'}. Free disk space and run the same command again"
+            f"could not write checkpoint {root / name_of(step)}: {why}. Nothing was overwritten; the last complete "
+            f"checkpoint is {latest(root) or 'none'}. {f'Make {root} writable' if denied else 'Free disk space'} and "
+            "run the same command again"
         ) from error
 
 
