@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import esolm
@@ -169,7 +170,7 @@ def test_the_start_of_a_tokenizer_without_one(tmp_path: Path) -> None:
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama", {"num_hidden_layers": None}, "num_hidden_layers"),
         ("llama", {"num_hidden_layers": 1}, "model.layers.1"),
-        ("llama", {"num_hidden_layers": 3}, "blocks.2.*missing"),
+        ("llama", {"num_hidden_layers": 3}, "lacks model.layers.2.*more"),
         ("llama", {"intermediate_size": 30}, "shape"),
         ("llama", {"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM.*LlamaForCausalLM"),
         ("mistral", {"sliding_window": 8}, "sliding_window 8.*--length 8"),
@@ -187,6 +188,21 @@ def test_what_cannot_be_converted(name: str, change: dict[str, Any], message: st
     with pytest.raises(ValueError, match=message):
         convert(str(tmp_path / "theirs"), tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(("name", "part"), [("llama", "self_attn.k_proj"), ("llama", "mlp.up_proj"), ("gpt2", "c_fc")])
+def test_missing_and_wrong_weights_have_the_names_of_the_file(name: str, part: str, tmp_path: Path) -> None:
+    causal.save(name, tmp_path / "theirs")
+    state = load_file(path := tmp_path / "theirs" / "model.safetensors")
+    (key,) = (key for key in state if f".1.{part}.weight" in key or f".1.mlp.{part}.weight" in key)
+    rows, columns = state[key].shape
+    for wrong, words in ((torch.zeros(rows, 7), rf"\({rows}, 7\) .*\({rows}, {columns}\)"), (None, "lacks")):
+        changed = {k: wrong if k == key else t for k, t in state.items() if k != key or wrong is not None}
+        save_file(changed, path, {"format": "pt"})
+        with pytest.raises(ValueError, match=words) as error:
+            convert(str(tmp_path / "theirs"), tmp_path / "ours")
+        assert key in str(error.value)
+        assert "blocks" not in str(error.value)
 
 
 def test_options_of_other_systems_are_refused(tmp_path: Path) -> None:

@@ -261,25 +261,52 @@ LLAMA3 = {
 
 
 def renamed(found: CausalCheckpoint, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state dict with our names: q, k and v in one matrix, gate and up in another, GPT-2's transposed."""
+    """The state dict with our names: q, k and v in one matrix, gate and up in another, GPT-2's transposed.
+
+    Raises ValueError, with the names of the file, for weights that are missing or have another shape.
+    """
     names = GPT2 if found.family == "gpt2" else LLAMA
     left = {name: tensor for name, tensor in found.state.items() if not name.endswith(BUFFERS)}
     if names is GPT2 and "wte.weight" in left:  # stored without the head, as on the hub
         left = {f"transformer.{name}": tensor for name, tensor in left.items()}
     if config["tied"]:
         left.pop(f"{names.outside['head']}.weight", None)
+    if "transformer.wpe.weight" in left:
+        left["transformer.wpe.weight"] = left["transformer.wpe.weight"][: config["length"]]
     sources: dict[str, tuple[str, ...]] = {ours: (theirs,) for ours, theirs in names.outside.items()}
     for i in range(config["layers"]):
         inside = names.inside.items()
         sources |= {f"blocks.{i}.{ours}": tuple(names.blocks.format(i) + t for t in theirs) for ours, theirs in inside}
+    with torch.device("meta"):
+        shapes = {name: tuple(t.shape) for name, t in Denoiser(DenoiserConfig(**config)).state_dict().items()}
+    parts = {name: [f"{each}.{kind}" for each in sources[layer]]
+             for name in shapes for layer, _, kind in [name.rpartition(".")]}  # fmt: skip
+    if missing := [theirs for each in parts.values() for theirs in each if theirs not in left]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"{found.path} lacks {', '.join(missing[:3])}{more}, which its configuration asks for: the model is "
+            "incomplete, get it again"
+        )
     ours: dict[str, Tensor] = {}
-    for name, theirs in sources.items():
-        for kind in ("weight", "bias"):
-            if not all(f"{each}.{kind}" in left for each in theirs):
-                continue
-            parts = [left.pop(f"{each}.{kind}") for each in theirs]
-            turned = names is GPT2 and parts[0].dim() == 2 and name.startswith("blocks.")
-            ours[f"{name}.{kind}"] = parts[0].t() if turned else torch.cat(parts) if len(parts) > 1 else parts[0]
-    if names is GPT2:
-        ours["places.weight"] = ours["places.weight"][: config["length"]]
+    for name, (rows, *columns) in shapes.items():
+        turned = names is GPT2 and bool(columns) and name.startswith("blocks.")
+        tensors = {theirs: left.pop(theirs).t() if turned else left.pop(theirs) for theirs in parts[name]}
+        for theirs, size in zip(tensors, _rows(name, rows, config), strict=True):
+            if (shape := tuple(tensors[theirs].shape)) != (size, *columns):
+                wanted = (size, *columns)
+                raise ValueError(
+                    f"{found.path}: {theirs} has the shape {shape[::-1] if turned else shape} instead of "
+                    f"{wanted[::-1] if turned else wanted}, which follows from its configuration: get the model again"
+                )
+        ours[name] = torch.cat(list(tensors.values())) if len(tensors) > 1 else next(iter(tensors.values()))
     return ours | left  # what is left has no place, and is named in an error
+
+
+def _rows(name: str, rows: int, config: Mapping[str, Any]) -> list[int]:
+    """The rows of each part of a matrix: q, k and v, gate and up, or the whole."""
+    if "kv_heads" not in config or not ("attn_qkv" in name or "mlp.0" in name):
+        return [rows]
+    if "mlp.0" in name:
+        return [rows // 2] * 2
+    width = config["head_width"]
+    return [config["heads"] * width, *[config["kv_heads"] * width] * 2]
