@@ -241,8 +241,35 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, capsys: pytest.
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     causal.save("llama", tmp_path / "theirs")
     (tmp_path / "theirs" / "model.safetensors").rename(tmp_path / "theirs" / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="safetensors is missing"):
-        convert(str(tmp_path / "theirs"), tmp_path / "ours")
+    for path in (tmp_path / "theirs", tmp_path / "theirs" / "pytorch_model.bin"):
+        with pytest.raises(ValueError, match="save_pretrained") as error:
+            convert(str(path), tmp_path / "ours")
+        assert "damaged" not in str(error.value)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    causal.save("llama", folder := tmp_path / "theirs", max_shard_size="20KB")
+    (shard,) = folder.glob("model-00002*")
+    for file in (shard, folder / "model.safetensors.index.json", folder / "config.json"):
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=f"^{file} is damaged .* download it again"):
+            convert(str(folder), tmp_path / "ours")
+        file.write_bytes(whole)
+    with pytest.raises(ValueError, match="give its folder"):
+        convert(str(shard), tmp_path / "ours")
+
+
+def test_the_error_of_the_hub_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def refuse(*_: Any, **options: Any) -> None:
+        raise OSError("Cannot reach it.\nMuch more " + 99 * "to read ")
+
+    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    with pytest.raises(ValueError, match=r"^.*foo/bar.* \(Cannot reach it\): .*HF_ENDPOINT.*$") as error:
+        convert("foo/bar", tmp_path / "ours")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-3", "qwen2", "qwen3", "gpt2"])

@@ -28,6 +28,7 @@ from ..model import LanguageModel, load
 from ..net.denoiser import Denoiser, DenoiserConfig
 from ..net.protocol import trainable
 from ..runtime.dotted import flat
+from ..runtime.files import unreadable
 from ..storage import folder
 from ..systems import with_ids
 from . import vocabulary
@@ -143,6 +144,10 @@ def opened(source: str, weights: str) -> ReleasedCheckpoint | CausalCheckpoint:
         raise ValueError(f"{path} is already a model of esolm: use it as it is, or copy it with `esolm export`")
     if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+/[\w.-]+\.gguf", source):
         path = download(source, source.rpartition("/")[2])
+    if path.is_file() and path.suffix in (".bin", ".safetensors"):
+        if path.suffix == ".bin" and not list(path.parent.glob("*.safetensors")):
+            raise _pickled(path)
+        raise ValueError(f"{path} is one file of a model: give its folder, {path.parent}, which has config.json too")
     if path.is_file() and path.suffix != ".gguf":
         return read_ckpt(path, weights)
     if weights != "ema":
@@ -196,8 +201,10 @@ def read_hf(path: Path) -> ReleasedCheckpoint | CausalCheckpoint:
         raise ValueError(f"{path} is no .ckpt or .gguf file and no folder with config.json and model.safetensors")
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; it is damaged") from error
+    except OSError as error:
+        raise unreadable(path / "config.json", error) from error
+    except ValueError as error:
+        raise ValueError(f"{path / 'config.json'} is damaged ({error}): download it again") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path / 'config.json'} must hold keys and values, not {type(config).__name__}")
     family, name = family_of(config), str((config.get("architectures") or [None])[0])
@@ -215,19 +222,43 @@ def read_hf(path: Path) -> ReleasedCheckpoint | CausalCheckpoint:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a folder: in model.safetensors, or in the files that model.safetensors.index.json names."""
     index, files = path / "model.safetensors.index.json", ["model.safetensors"]
-    try:
-        if not (path / files[0]).is_file() and index.is_file():
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        missing = [name for name in files if Path(name).name != name or not (path / name).is_file()]
-        if missing:
-            raise ValueError(f"{missing[0]} is missing; pickled weights (.bin) are not read")
-        state: dict[str, Tensor] = {}
-        for name in files:
-            with safe_open(path / name, "pt") as file:
-                state |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; it is damaged") from error
+    if not (path / files[0]).is_file() and index.is_file():
+        files = _shards(index)
+    elif not (path / files[0]).is_file() and any(path.glob("*.bin")):
+        raise _pickled(path)
+    state: dict[str, Tensor] = {}
+    for file in (path / name for name in files):
+        if not file.is_file():
+            raise ValueError(f"{file} is missing: download it")
+        try:
+            with safe_open(file, "pt") as opened:
+                state |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged ({error}): download it again") from error
+        except OSError as error:
+            raise unreadable(file, error) from error
     return state
+
+
+def _shards(index: Path) -> list[str]:
+    """The names of the files in an index."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if wrong := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{wrong[0]!r} is not the name of a file beside it")
+    except OSError as error:
+        raise unreadable(index, error) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is damaged ({error!s}): download it again") from error
+    return names
+
+
+def _pickled(path: Path) -> ValueError:
+    """The error for a model that is only there as a pickle, which could run code."""
+    return ValueError(
+        f"{path} has only pickled weights (.bin), which are not read: load it in transformers and save it again with "
+        'save_pretrained("NEW"), which writes safetensors'
+    )
 
 
 def local(source: str) -> Path:
@@ -250,8 +281,10 @@ def download(source: str, file: str | None = None) -> Path:
             return Path(hf_hub_download(source.removesuffix(f"/{file}"), file))
         return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
     except Exception as error:  # no network, no such repository
+        why = (str(error).strip().splitlines() or [repr(error)])[0].removeprefix("Got: ").rstrip(".: ")
         raise ValueError(
-            f"no file or folder {source}, and it could not be downloaded from the hub: {error!s:.200}"
+            f"no file or folder {source}, and it could not be downloaded from the hub ({why}): check the name, the "
+            "network and HF_ENDPOINT, or download the folder and give its path"
         ) from error
 
 
