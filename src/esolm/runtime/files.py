@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -15,6 +16,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+from .. import __version__
 
 
 @contextmanager
@@ -134,6 +137,16 @@ def making(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def check_keys(path: Path, given: Mapping[str, Any], cls: type[Any], group: str = "") -> None:
+    """Raise ValueError if a group of keys in a JSON file has one that is no field of the dataclass."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    if unknown := [f"{group}{key}" for key in given if key not in known]:
+        raise ValueError(
+            f"{path} has the unknown key {unknown[0]}: it was changed, or written by a newer esolm than {__version__}; "
+            "remove the key or update esolm"
+        )
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
