@@ -33,7 +33,7 @@ def read_model(path: str | Path, weights: str = "ema", which: str = "best", devi
     saved, home = locate(path, which)
     if weights not in ("ema", "model"):
         raise ValueError(f"weights is {weights!r}; it must be 'ema' or 'model'")
-    identity = checkpoint.read(saved)["identity"]
+    identity = checkpoint.read_state(saved)["identity"]
     config, system = folder.built(saved / "state.json", identity["net"], identity["system"], "identity.")
     net = Denoiser(config)
     state = checkpoint.load(saved, weights, device)
