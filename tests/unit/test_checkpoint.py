@@ -86,6 +86,22 @@ def test_a_foreign_state_is_refused(tmp_path, content):
         checkpoint.read(folder)
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"half")])
+def test_only_the_file_that_is_read_must_be_whole(tmp_path, damage):
+    """Weights are used without the state of the optimizer; resuming needs both."""
+    tensors = {**TENSORS, "optimizer": {"a": torch.zeros(3)}}
+    folder = checkpoint.save(tmp_path / "run" / "checkpoints", 1, tensors, {"metric": 1.0}, 1)
+    damage(folder / "optimizer.safetensors")
+    assert checkpoint.best(folder.parent) == folder
+    assert torch.equal(checkpoint.load(folder, "ema")["a"], TENSORS["ema"]["a"])
+    for check in (checkpoint.read, checkpoint.verify):
+        with pytest.raises(ValueError, match=rf"optimizer\.safetensors.*--init {tmp_path / 'run'} --run NEW"):
+            check(folder)
+    damage(folder / "ema.safetensors")
+    with pytest.raises(ValueError, match=r"damaged: ema\.safetensors.*start again with another --run$"):
+        checkpoint.load(folder, "ema")
+
+
 def test_an_unknown_file_names_the_known(tmp_path):
     with pytest.raises(ValueError, match=r"no optimizer\.safetensors: it holds ema\.safetensors, model\.safetensors"):
         checkpoint.load(save(tmp_path, 1), "optimizer")

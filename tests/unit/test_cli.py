@@ -255,9 +255,25 @@ def test_a_damaged_model_is_one_line_that_names_the_file(capsys, tmp_path, name,
         assert all(word in said for word in words), said
 
 
+@pytest.mark.parametrize("group", ["net", "system"])
+def test_an_unknown_key_is_named(capsys, tmp_path, group):
+    """In a model folder and in a checkpoint."""
+    shutil.copytree(packaged()["stories"], folder := tmp_path / "model")
+    make_run(tmp_path / "run")
+    (state,) = (tmp_path / "run").rglob("state.json")
+    for path, where in ((folder / "config.json", ""), (state, "identity.")):
+        content = json.loads(path.read_text())
+        (content["identity"] if where else content)[group]["foo"] = 1
+        path.write_text(json.dumps(content))
+        said = failing(capsys, "sample", str(folder if not where else tmp_path / "run"))
+        assert f"{path} has the unknown key {where}{group}.foo" in said
+
+
 def test_damaged_prepared_data_is_one_line(capsys, tmp_path):
     (tmp_path / "manifest.json").write_text("{")
     assert "manifest.json is damaged" in failing(capsys, "info", str(tmp_path))
+    (tmp_path / "manifest.json").write_text('{"format": 1, "fingerprint": "", "foo": 1, "splits": {}}')
+    assert "manifest.json has the unknown key foo" in failing(capsys, "score", "stories", str(tmp_path))
 
 
 def test_a_base_is_below_and_a_file_beside_it(tmp_path):

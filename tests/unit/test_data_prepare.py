@@ -54,7 +54,7 @@ def test_a_forgotten_delimiter_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     options = {"tokenizer": "bytes", "length": 32}
     prepare(str(tmp_path / "d.txt"), tmp_path / "one", **options)
     said = capsys.readouterr().err
-    assert said.count('400 lines are "<|endoftext|>" and were read as text') == 1
+    assert said.count(f'"<|endoftext|>" of {tmp_path / "d.txt"} (400)') == 1
     prepare(str(tmp_path / "d.txt"), tmp_path / "two", delimiter="<|endoftext|>", **options)
     assert "were read as text" not in capsys.readouterr().err
 

@@ -9,11 +9,13 @@ import dataclasses
 import importlib.util
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import esolm
@@ -23,6 +25,7 @@ from esolm.data.tokenizer import Tokenizer, from_json
 from esolm.interop import gguf_file
 from esolm.interop.convert import convert
 from esolm.interop.export import export
+from esolm.interop.families import CausalCheckpoint, check_words
 from esolm.model import LanguageModel
 from esolm.net.config import DenoiserConfig
 from esolm.net.denoiser import Denoiser
@@ -167,7 +170,7 @@ def test_the_start_of_a_tokenizer_without_one(tmp_path: Path) -> None:
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama", {"num_hidden_layers": None}, "num_hidden_layers"),
         ("llama", {"num_hidden_layers": 1}, "model.layers.1"),
-        ("llama", {"num_hidden_layers": 3}, "blocks.2.*missing"),
+        ("llama", {"num_hidden_layers": 3}, "lacks model.layers.2.*more"),
         ("llama", {"intermediate_size": 30}, "shape"),
         ("llama", {"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM.*LlamaForCausalLM"),
         ("mistral", {"sliding_window": 8}, "sliding_window 8.*--length 8"),
@@ -187,6 +190,21 @@ def test_what_cannot_be_converted(name: str, change: dict[str, Any], message: st
     assert not (tmp_path / "ours").exists()
 
 
+@pytest.mark.parametrize(("name", "part"), [("llama", "self_attn.k_proj"), ("llama", "mlp.up_proj"), ("gpt2", "c_fc")])
+def test_missing_and_wrong_weights_have_the_names_of_the_file(name: str, part: str, tmp_path: Path) -> None:
+    causal.save(name, tmp_path / "theirs")
+    state = load_file(path := tmp_path / "theirs" / "model.safetensors")
+    (key,) = (key for key in state if f".1.{part}.weight" in key or f".1.mlp.{part}.weight" in key)
+    rows, columns = state[key].shape
+    for wrong, words in ((torch.zeros(rows, 7), rf"\({rows}, 7\) .*\({rows}, {columns}\)"), (None, "lacks")):
+        changed = {k: wrong if k == key else t for k, t in state.items() if k != key or wrong is not None}
+        save_file(changed, path, {"format": "pt"})
+        with pytest.raises(ValueError, match=words) as error:
+            convert(str(tmp_path / "theirs"), tmp_path / "ours")
+        assert key in str(error.value)
+        assert "blocks" not in str(error.value)
+
+
 def test_options_of_other_systems_are_refused(tmp_path: Path) -> None:
     causal.save("llama", tmp_path / "theirs")
     for options in ({"system": "mdlm"}, {"alpha_0": 0.5}, {"weights": "raw"}):
@@ -200,11 +218,58 @@ def test_options_of_other_systems_are_refused(tmp_path: Path) -> None:
         convert(str(tmp_path / "theirs"), tmp_path / "ours", tokenizer=str(tmp_path / "tokenizer_ids.json"))
 
 
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unused rows up to a multiple of 128, or a tenth of them, are padding; other ends of a text are only reported."""
+    causal.write(causal.make("llama", vocab_size=512), tmp_path / "theirs")
+    (tmp_path / "theirs" / "tokenizer.json").unlink()
+    for options in ({}, {"tokenizer": "bytes"}, {"tokenizer": "bpe:500"}):
+        with pytest.raises(ValueError, match="--tokenizer"):
+            convert(str(tmp_path / "theirs"), tmp_path / "ours", **options)
+    causal.save("llama", tmp_path / "other")
+    convert(str(tmp_path / "other"), tmp_path / "ours")
+    assert "token_id" not in capsys.readouterr().err
+    convert(str(tmp_path / "other"), tmp_path / "ours", tokenizer="bytes", force=True)
+    assert f"eos_token_id of {tmp_path / 'other'} is {causal.EOS}" in capsys.readouterr().err
+    found = CausalCheckpoint(tmp_path, "qwen2", {}, {}, None)  # with Qwen's ids and rows
+    words = make_tokenizer("bytes")
+    for ids, fine in ((151_669, True), (32_000, False), (151_937, False)):
+        words.vocab_size, words.mask_id = ids + 1, ids
+        with nullcontext() if fine else pytest.raises(ValueError, match=rf"151936 ids .* {ids}"):
+            check_words(found, 151_936, words)
+
+
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     causal.save("llama", tmp_path / "theirs")
     (tmp_path / "theirs" / "model.safetensors").rename(tmp_path / "theirs" / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="safetensors is missing"):
-        convert(str(tmp_path / "theirs"), tmp_path / "ours")
+    for path in (tmp_path / "theirs", tmp_path / "theirs" / "pytorch_model.bin"):
+        with pytest.raises(ValueError, match="save_pretrained") as error:
+            convert(str(path), tmp_path / "ours")
+        assert "damaged" not in str(error.value)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    causal.save("llama", folder := tmp_path / "theirs", max_shard_size="20KB")
+    (shard,) = folder.glob("model-00002*")
+    for file in (shard, folder / "model.safetensors.index.json", folder / "config.json"):
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=f"^{file} is damaged .* download it again"):
+            convert(str(folder), tmp_path / "ours")
+        file.write_bytes(whole)
+    with pytest.raises(ValueError, match="give its folder"):
+        convert(str(shard), tmp_path / "ours")
+
+
+def test_the_error_of_the_hub_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def refuse(*_: Any, **options: Any) -> None:
+        raise OSError("Cannot reach it.\nMuch more " + 99 * "to read ")
+
+    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    with pytest.raises(ValueError, match=r"^.*foo/bar.* \(Cannot reach it\): .*HF_ENDPOINT.*$") as error:
+        convert("foo/bar", tmp_path / "ours")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-3", "qwen2", "qwen3", "gpt2"])

@@ -57,6 +57,34 @@ def test_a_folder_is_replaced_or_left(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["folder"]
 
 
+def test_what_cannot_be_written_has_the_name_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everywhere, so a refusal is that of a patched function."""
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+
+    def new(path: Path) -> None:
+        with files.new_folder(path):
+            pass
+
+    for make in (new, lambda path: files.write(path, "a"), lambda path: files.save_tensors(path, {})):
+        for place in ("file/x", "file/a/x"):
+            with pytest.raises(OSError, match=f"^cannot write {place}: file is a file; ") as error:
+                make(Path(place))
+            assert ".partial" not in str(error.value)
+
+        def refuse(self: Path, *args: object, **options: object) -> None:
+            raise PermissionError(13, "Permission denied", str(self))
+
+        with monkeypatch.context() as patch:
+            for name in ("mkdir", "touch", "write_bytes"):
+                patch.setattr(Path, name, refuse)
+            with pytest.raises(PermissionError, match=f"^cannot write {tmp_path}/x: the folder {tmp_path} is not writ"):
+                make(tmp_path / "x")
+    with pytest.raises(OSError, match=f"^cannot write {tmp_path}: it is a folder"):
+        files.write(tmp_path, "a")
+    assert os.listdir(tmp_path) == ["file"]
+
+
 def test_tensors_follow_the_umask(tmp_path: Path, umask: int) -> None:
     path = tmp_path / "a.safetensors"
     for value in (0.0, 1.0):

@@ -54,6 +54,9 @@ def test_known_words_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert found["doubled"] == 0  # sat-sat is no slip
     (tmp_path / "twice.txt").write_text("The the dog dog\ndog, dog doge")
     assert words(str(tmp_path / "twice.txt"), real)["doubled"] == 3 / 7
+    (tmp_path / "real.txt").write_text("The cat's hat.\n</s>\nA cat sat!")
+    words(file, real)
+    assert f'"</s>" of {real} (1)' in capsys.readouterr().err
     (tmp_path / "none.txt").write_text("123 !")
     with pytest.raises(ValueError, match="no word"):
         words(str(tmp_path / "none.txt"), real)

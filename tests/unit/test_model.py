@@ -409,9 +409,9 @@ def test_what_a_system_cannot_do(name: str, options: dict[str, Any], message: st
     ("text", "options", "message"),
     [
         ("no blank", {}, "the text has no blank: mark what is to be filled in with '____'"),
-        ("a ____ b", {"tokens_per_blank": 0}, r"tokens_per_blank is \[0\]; the text has 1 blanks, each of at"),
+        ("a ____ b", {"tokens_per_blank": 0}, r"tokens_per_blank is \[0\]; the text has 1 blanks: give a number"),
         ("a ____ b", {"tokens_per_blank": [1, 2]}, r"tokens_per_blank is \[1, 2\]; the text has 1 blanks"),
-        ("a ____ b ____", {"tokens_per_blank": [1, 0]}, "each of at least one token"),
+        ("a ____ b ____", {"tokens_per_blank": [1, 0]}, "each has at least one token"),
         ("a ____ b", {"num_samples": 0}, "num_samples is 0"),
     ],
 )

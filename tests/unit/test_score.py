@@ -57,6 +57,40 @@ def failing(capsys: pytest.CaptureFixture[str], *argv: Any) -> str:
     return said
 
 
+def test_a_work_file_that_cannot_be_written(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known before any work; where the disk becomes full in the meantime, the result is printed nevertheless."""
+    command = ["score", str(home / "esolm"), str(home / "a.txt"), *ORDERS, "--json", "--work"]
+    for path in (tmp_path, home / "a.txt" / "w"):
+        with monkeypatch.context() as patch:
+            patch.setattr(evaluate, "score", None)
+            assert str(path) in failing(capsys, *command, path)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(work, "EVERY", 0.0)
+    monkeypatch.setattr(work.files, "save_file", full)
+    assert cli.main([*command, str(tmp_path / "new" / "w")]) == 2
+    out, said = capsys.readouterr()
+    assert json.loads(out)[0]["num_orders"] == 12
+    assert "error: " in said
+    assert "No space left" in said
+
+
+def test_a_forgotten_delimiter_is_named(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "d.txt").write_text("To be,\n<|endoftext|>\nor not\n<|endoftext|>\nto be.")
+    options = ["--trials=2", "--num_samples=1", "--json"]
+    for command, said in (("score", ""), ("variance", " prepare")):
+        assert cli.main([command, str(home / "esolm"), str(path), *(options if said else ["--json"])]) == 0
+        found = capsys.readouterr().err
+        assert f'"<|endoftext|>" of {path} (' in found
+        assert said in found
+    assert cli.main(["score", str(home / "esolm"), str(path), "--delimiter", "<|endoftext|>", "--json"]) == 0
+    assert not capsys.readouterr().err
+
+
 def without_time(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 

@@ -34,5 +34,5 @@ def unfinished(run: Path) -> str:
     last = checkpoint.latest(run / "checkpoints") if runs.is_run(run) else None
     if last is None:
         return ""
-    step, steps = checkpoint.read(last)["step"], runs.read_config(run)["steps"]
+    step, steps = checkpoint.read_state(last)["step"], runs.read_config(run)["steps"]
     return f" (its training is unfinished: step {step} of {steps})" if step < steps else ""

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,26 +22,27 @@ from ..model import LanguageModel, load
 from ..net.protocol import trainable
 from ..runtime import distributed
 from ..runtime.distributed import Ranks
+from ..runtime.files import making
 from ..storage import folder
 from ..systems import options_of
 from .estimates import check_scoring
+from .output import check_writable
 from .score import Scoring
 
 
 def score(run: str, corpora: list[str], o: Scoring) -> int:
     """Score each corpus, and print a table or JSON. Under torchrun the processes share the sequences."""
     with distributed.join(o.device, distributed.PATIENCE) as ranks:
-        records = ranks.everywhere(lambda: prepare(run, corpora, o, ranks))()
-    if ranks.rank == 0:
-        if o.json:
-            print(json.dumps(records, indent=1, allow_nan=False))
-        else:
-            show(records)
+        ranks.everywhere(lambda: prepare(run, corpora, o, ranks))()
     return 0
 
 
-def prepare(run: str, corpora: list[str], o: Scoring, ranks: Ranks) -> Callable[[], list[dict[str, Any]]]:
-    """Read the model and the texts; return a function that scores them and returns one record per corpus."""
+def prepare(run: str, corpora: list[str], o: Scoring, ranks: Ranks) -> Callable[[], None]:
+    """Read the model and the texts; return a function that scores them and prints the result before it is saved."""
+    if o.work is not None:
+        with making(path := Path(o.work)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path, "--work")
     lm = open_model(run, o.device if ranks.world == 1 else str(ranks.device), o.alpha_0, o.weights)
     keys = (
         "split",
@@ -54,17 +56,21 @@ def prepare(run: str, corpora: list[str], o: Scoring, ranks: Ranks) -> Callable[
         "eos",
         "frame",
     )
-    reading: dict[str, Any] = {key: getattr(o, key) for key in keys}
+    reading: dict[str, Any] = {key: getattr(o, key) for key in keys} | {"advice": None if ranks.rank else "add"}
     texts = [read(spec, lm.tokenizer, lm.net.config.length, **reading) for spec in corpora]
     for sequences in texts:
         check_scoring(lm.net, sequences, o.batch_size, passes(lm, sequences, o), quiet=ranks.rank > 0)
     about = identity(lm, texts, o) if o.work or ranks.world > 1 else {}
     files = WorkFile(o.work, about, ranks)
 
-    def work_all() -> list[dict[str, Any]]:
+    def work_all() -> None:
         ranks.agree(about)
         with files as work:
-            return [score_one(lm, sequences, o, work, i, ranks) for i, sequences in enumerate(texts)]
+            records = [score_one(lm, sequences, o, work, i, ranks) for i, sequences in enumerate(texts)]
+            if ranks.rank == 0 and o.json:
+                print(json.dumps(records, indent=1, allow_nan=False))
+            elif ranks.rank == 0:
+                show(records)
 
     return work_all
 

@@ -64,7 +64,8 @@ def measure(run: str, corpus: str, **options: Any) -> int:
     from .score_work import bar, number, open_model
 
     lm = open_model(run, o.device, o.alpha_0)
-    texts = read(corpus, lm.tokenizer, lm.net.config.length, length=o.length, num_sequences=o.sequence + 1)
+    reading: dict[str, Any] = {"length": o.length, "num_sequences": o.sequence + 1, "advice": "prepare the file with"}
+    texts = read(corpus, lm.tokenizer, lm.net.config.length, **reading)
     if len(texts) <= o.sequence:
         raise ValueError(f"sequence is {o.sequence}; {corpus} has {len(texts)}, counted from 0")
     sequence = texts.rows(torch.tensor([o.sequence]), lm.net.device)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 Message = dict[str, str]
 """A turn of a conversation: its `role` and its `content`."""
 ROLES = ("system", "user", "assistant", "tool")
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")  # lines that separate documents in other people's files
 
 
 class TooLittleText(ValueError):
@@ -70,6 +73,34 @@ class Reading:
         asked = next((turn["content"] for turn in turns if turn["role"] == "user"), None)
         for i in answers if self.turns == "all" else answers[-1:]:
             yield Document(turns[i]["content"], to_json(turns[:i]), asked)
+
+
+def ends(text: str) -> Iterator[str]:
+    """The lines of a text that look like a forgotten delimiter."""
+    if any(end in text for end in _ENDS):
+        yield from (line.strip() for line in text.splitlines() if line.strip() in _ENDS)
+
+
+def report_ends(found: Mapping[str, int], name: str, advice: str) -> None:
+    """Say on standard error how often `ends` found each line; advice: the words before the option that is missing."""
+    for line, count in found.items():
+        print(
+            f'the lines "{line}" of {name} ({count}) were read as text: if they separate documents, {advice} '
+            f'--delimiter "{line}"',
+            file=sys.stderr,
+        )
+
+
+def watched(texts: Iterable[str], name: str, advice: str | None = "add") -> Iterator[str]:
+    """The texts; after the last one that is taken, `report_ends` of them, unless the advice is None."""
+    found: Counter[str] = Counter()
+    try:
+        for text in texts:
+            found.update(ends(text))
+            yield text
+    finally:
+        if advice is not None:
+            report_ends(found, name, advice)
 
 
 def to_json(messages: list[Message]) -> str:

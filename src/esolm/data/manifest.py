@@ -140,6 +140,7 @@ class Manifest:
             fingerprint, version = content.pop("fingerprint"), content["format"]
             if version != FORMAT:
                 raise ValueError(f"{path} has format {version}, this version of esolm reads format {FORMAT}: {_AGAIN}")
+            files.check_keys(path, content, cls)
             manifest = cls(**{**content, "splits": _splits(content["splits"])}, folder=folder)
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} is damaged or not a manifest ({error!r}): {_AGAIN}") from error

@@ -19,7 +19,7 @@ from . import corpora, detokenize, shards
 from . import packing as packings
 from .chat import ChatFormat
 from .corpora import Corpus
-from .documents import Document, SplitStream, TooLittleText
+from .documents import Document, SplitStream, TooLittleText, ends, report_ends
 from .manifest import FORMAT, Manifest, id_type
 from .options import PrepareOptions, takes
 from .packing import Chunk, Packing
@@ -28,7 +28,6 @@ from .tokenizer import tokenizer as make_tokenizer
 from .workspace import finished, working
 
 _CHUNK = 1 << 20  # characters encoded at a time
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")  # lines that separate documents in other people's files
 _BPE_TEXT = 1 << 30  # a BPE is trained on the first characters of the train split, up to this many
 
 
@@ -162,17 +161,12 @@ def _build(work: Path, stream: SplitStream, inputs: PrepareInputs, request: dict
     encode = partial(shards.encode, tokenizer, train.detokenizer, options.separator)
     if inputs.chat is not None:
         encode = partial(shards.encode_chats, inputs.chat)
-    chunks, ends = _encoded(work, stream, encode, inputs)
+    chunks, found = _encoded(work, stream, encode, inputs)
     if options.part is not None:
         return None
     folder = work / "data"
     _write(folder, train, tokenizer, options.length, chunks, pack, request)
-    for line, count in ends.items():
-        print(
-            f'{count} lines are "{line}" and were read as text: if they separate documents, prepare another folder '
-            f'with --delimiter "{line}"',
-            file=sys.stderr,
-        )
+    report_ends(found, options.corpus, "prepare another folder with")
     return folder
 
 
@@ -221,7 +215,7 @@ def _encoded(
     files: dict[str, list[Path]] = {"train": [], "valid": []}
     workers = inputs.options.workers or os.cpu_count() or 1
     part, parts = inputs.options.part_of
-    ends: Counter[str] = Counter()
+    found: Counter[str] = Counter()
 
     def sized() -> Iterator[tuple[None, int]]:
         running: deque[tuple[Future[None], int]] = deque()
@@ -229,7 +223,7 @@ def _encoded(
             for number, (name, documents) in enumerate(_chunks(stream)):
                 path = work / f"{name}-{len(files[name]):06d}-{_content(documents)}.npz"
                 files[name].append(path)
-                ends.update(line for each in documents for line in _ENDS for _ in range(_lines(each.text, line)))
+                found.update(line for each in documents for line in ends(each.text))
                 if number % parts != part:
                     continue
                 running.append((pool.submit(_encode, path, documents, encode), sum(len(d.text) for d in documents)))
@@ -239,12 +233,7 @@ def _encoded(
             yield from ((future.result(), read) for future, read in running)
 
     deque(progress(sized(), "encoding", inputs.size), maxlen=0)
-    return files, ends if inputs.options.delimiter is None else Counter()
-
-
-def _lines(text: str, line: str) -> int:
-    """How many lines of the text are this one."""
-    return sum(each.strip() == line for each in text.splitlines()) if line in text else 0
+    return files, found if inputs.options.delimiter is None else Counter()
 
 
 def _encode(path: Path, documents: list[Document], encode: Callable[[list[Document]], Chunk]) -> None:

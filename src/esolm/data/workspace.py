@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..runtime.files import making
 from .manifest import FILE, Manifest
 
 _REQUEST = "request.json"
@@ -44,7 +45,8 @@ def working(out: Path, request: dict[str, Any], shared: bool = False) -> Iterato
     shared: share the folder with other parts of the same request, and keep it afterwards.
     """
     work = _partial(out)
-    work.mkdir(parents=True, exist_ok=True)
+    with making(out):
+        work.mkdir(parents=True, exist_ok=True)
     with _locked(work, request, shared, out):
         yield work
         if not shared:

@@ -22,12 +22,13 @@ from ..core.randomness import Randomness
 from ..data import Tokenizer, corpora
 from ..data import tokenizer as make_tokenizer
 from ..data.documents import Reading
-from ..data.tokenizer import SPECS, from_json
+from ..data.tokenizer import from_json, trained
 from ..likelihood import scoring, texts
 from ..model import LanguageModel, load
 from ..net.denoiser import Denoiser, DenoiserConfig
 from ..net.protocol import trainable
 from ..runtime.dotted import flat
+from ..runtime.files import unreadable
 from ..storage import folder
 from ..systems import with_ids
 from . import vocabulary
@@ -64,7 +65,7 @@ def convert(
         variant: A or B of an Eso-LM, if the source does not name it.
         block_size: Tokens in a block of a BD3-LM, if the source does not name it.
         weights: The averaged (EMA) weights of a .ckpt, or the raw ones.
-        tokenizer: A tokenizer as in `esolm prepare` (gpt2:PATH, …), if the source has none.
+        tokenizer: The tokenizer that the source was trained with (a folder, gpt2, …), if it has none.
         length: The length of a Llama, Mistral, Qwen or GPT-2 in tokens, by default all that it has positions for.
         cut: A corpus as in `esolm prepare`; ids that it does not use are dropped, which makes the model smaller.
         cut_count: With `cut`, keep only ids that occur at least this often; rarer words are spelled by smaller pieces.
@@ -82,9 +83,7 @@ def convert(
         if cut is None and (delimiter is not None or cut_count != 1):
             raise ValueError("delimiter and cut_count belong to --cut, which is missing: add it, or leave them out")
         found = opened(source, weights)
-        words = make_tokenizer(tokenizer) if tokenizer is not None else found.tokenizer
-        if words is None:
-            raise ValueError(f"{path} has no tokenizer: give --tokenizer, one of {SPECS}")
+        words = _words(found, tokenizer)
         made = make_system(found, {"name": system, "alpha_0": alpha_0, "variant": variant, "block_size": block_size})
         about = {"source": path.name, "weights": weights, **found.about}
         net, words = _network(found, words, length)
@@ -97,6 +96,18 @@ def convert(
         lm = load(partial)
         folder.write_config(partial, net.config, made, {**about, "check": check(lm, text)})
     return lm
+
+
+def _words(found: ReleasedCheckpoint | CausalCheckpoint, spec: str | None) -> Tokenizer:
+    """The tokenizer that is given, or that of the checkpoint."""
+    if spec is None and found.tokenizer is not None:
+        return found.tokenizer
+    if spec is not None and not trained(spec):
+        return make_tokenizer(spec)
+    here = "copy its tokenizer.json into the folder, or give --tokenizer FOLDER"
+    advice = here if found.path.is_dir() else "give --tokenizer, a folder with its tokenizer.json, or gpt2"
+    wrong = "has no tokenizer" if spec is None else f"was not trained with {spec}, which is made from new text"
+    raise ValueError(f"{found.path} {wrong}: {advice}")
 
 
 def _network(
@@ -133,6 +144,10 @@ def opened(source: str, weights: str) -> ReleasedCheckpoint | CausalCheckpoint:
         raise ValueError(f"{path} is already a model of esolm: use it as it is, or copy it with `esolm export`")
     if not path.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+/[\w.-]+\.gguf", source):
         path = download(source, source.rpartition("/")[2])
+    if path.is_file() and path.suffix in (".bin", ".safetensors"):
+        if path.suffix == ".bin" and not list(path.parent.glob("*.safetensors")):
+            raise _pickled(path)
+        raise ValueError(f"{path} is one file of a model: give its folder, {path.parent}, which has config.json too")
     if path.is_file() and path.suffix != ".gguf":
         return read_ckpt(path, weights)
     if weights != "ema":
@@ -186,8 +201,10 @@ def read_hf(path: Path) -> ReleasedCheckpoint | CausalCheckpoint:
         raise ValueError(f"{path} is no .ckpt or .gguf file and no folder with config.json and model.safetensors")
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; it is damaged") from error
+    except OSError as error:
+        raise unreadable(path / "config.json", error) from error
+    except ValueError as error:
+        raise ValueError(f"{path / 'config.json'} is damaged ({error}): download it again") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path / 'config.json'} must hold keys and values, not {type(config).__name__}")
     family, name = family_of(config), str((config.get("architectures") or [None])[0])
@@ -205,19 +222,43 @@ def read_hf(path: Path) -> ReleasedCheckpoint | CausalCheckpoint:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a folder: in model.safetensors, or in the files that model.safetensors.index.json names."""
     index, files = path / "model.safetensors.index.json", ["model.safetensors"]
-    try:
-        if not (path / files[0]).is_file() and index.is_file():
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        missing = [name for name in files if Path(name).name != name or not (path / name).is_file()]
-        if missing:
-            raise ValueError(f"{missing[0]} is missing; pickled weights (.bin) are not read")
-        state: dict[str, Tensor] = {}
-        for name in files:
-            with safe_open(path / name, "pt") as file:
-                state |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; it is damaged") from error
+    if not (path / files[0]).is_file() and index.is_file():
+        files = _shards(index)
+    elif not (path / files[0]).is_file() and any(path.glob("*.bin")):
+        raise _pickled(path)
+    state: dict[str, Tensor] = {}
+    for file in (path / name for name in files):
+        if not file.is_file():
+            raise ValueError(f"{file} is missing: download it")
+        try:
+            with safe_open(file, "pt") as opened:
+                state |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged ({error}): download it again") from error
+        except OSError as error:
+            raise unreadable(file, error) from error
     return state
+
+
+def _shards(index: Path) -> list[str]:
+    """The names of the files in an index."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if wrong := [name for name in names if Path(name).name != name]:
+            raise ValueError(f"{wrong[0]!r} is not the name of a file beside it")
+    except OSError as error:
+        raise unreadable(index, error) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is damaged ({error!s}): download it again") from error
+    return names
+
+
+def _pickled(path: Path) -> ValueError:
+    """The error for a model that is only there as a pickle, which could run code."""
+    return ValueError(
+        f"{path} has only pickled weights (.bin), which are not read: load it in transformers and save it again with "
+        'save_pretrained("NEW"), which writes safetensors'
+    )
 
 
 def local(source: str) -> Path:
@@ -240,8 +281,10 @@ def download(source: str, file: str | None = None) -> Path:
             return Path(hf_hub_download(source.removesuffix(f"/{file}"), file))
         return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
     except Exception as error:  # no network, no such repository
+        why = (str(error).strip().splitlines() or [repr(error)])[0].removeprefix("Got: ").rstrip(".: ")
         raise ValueError(
-            f"no file or folder {source}, and it could not be downloaded from the hub: {error!s:.200}"
+            f"no file or folder {source}, and it could not be downloaded from the hub ({why}): check the name, the "
+            "network and HF_ENDPOINT, or download the folder and give its path"
         ) from error
 
 

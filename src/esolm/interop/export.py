@@ -64,7 +64,7 @@ def export(
 def export_adapter(path: Path, out: Path, weights: str, which: str, dtype: str, force: bool) -> Path:
     """Write the adapter of a run of tuning.parts lora as a folder of peft."""
     found = None if folder.is_model(path) else locate(path, which)
-    tuning = {} if found is None else checkpoint.read(found[0])["identity"].get("tuning", {})
+    tuning = {} if found is None else checkpoint.read_state(found[0])["identity"].get("tuning", {})
     if found is None or tuning.get("parts") != "lora":
         raise ValueError(f"{path} has no adapter: give a run of --tuning.parts lora, or leave out only_adapter")
     saved, home = found
@@ -82,7 +82,7 @@ def describe(path: Path, weights: str, which: str) -> dict[str, Any]:
     if folder.is_model(path):
         return dict(json.loads((path / "config.json").read_text(encoding="utf-8")).get("about", {}))
     found, home = locate(path, which)
-    state = checkpoint.read(found)
+    state = checkpoint.read_state(found)
     about: dict[str, Any] = {"weights": weights, "steps": state["step"], "training_tokens": state.get("tokens")}
     if (home / "manifest.json").is_file():
         manifest = json.loads((home / "manifest.json").read_text(encoding="utf-8"))

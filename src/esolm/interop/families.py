@@ -5,6 +5,7 @@ Llama, Mistral, Qwen2, Qwen3 and GPT-2.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,11 +106,7 @@ def make_causal(found: CausalCheckpoint, words: Tokenizer, length: int | None = 
     config = gpt2_config(found, length) if found.family == "gpt2" else llama_config(found, length)
     ours = renamed(found, config)
     rows, ids = config["vocab_size"], words.vocab_size
-    if ids > rows + 1 or (ids == rows + 1 and words.mask_id != rows):
-        raise ValueError(
-            f"{found.path} has {rows} ids, and tokenizer {words.name} has {ids} with the mask: give the --tokenizer "
-            "that it was trained with"
-        )
+    check_words(found, rows, words)
     if ids > rows:
         config["vocab_size"] = ids
         for name in ("embed.weight", "head.weight"):
@@ -125,6 +122,31 @@ def make_causal(found: CausalCheckpoint, words: Tokenizer, length: int | None = 
     if words.core.num_special_tokens_to_add(False):
         words.core.post_processor = None  # the system puts BOS before a text itself
     return net.eval(), words
+
+
+def check_words(found: CausalCheckpoint, rows: int, words: Tokenizer) -> None:
+    """Raise ValueError for a tokenizer that cannot be the model's, and report special ids that differ.
+
+    Published models have unused rows: their number is rounded up to a multiple of at most 128, or they are a few
+    percent (Qwen 0.3, DeepSeek 2.3). A chat model and its tokenizer may end texts with different tokens.
+    """
+    ids = words.vocab_size
+    own = ids - 1 if words.mask_id == ids - 1 else ids  # without a mask after the last id
+    if own > rows or rows - own >= max(128, rows // 10):
+        raise ValueError(
+            f"{found.path} has {rows} ids and tokenizer {words.name} {own}: give the --tokenizer that it was trained "
+            "with"
+        )
+    bos = None if words.bos_id == words.eos_id else words.bos_id  # EOS stands in for a BOS that is not there
+    for role, id in (("bos_token_id", bos), ("eos_token_id", words.eos_id)):
+        stated = found.config.get(role)
+        known = stated if isinstance(stated, list) else [stated]
+        if stated is not None and id is not None and id not in known:
+            print(
+                f"the {role} of {found.path} is {stated}, and that of tokenizer {words.name} {id}: make sure that it "
+                "is the one that the model was trained with",
+                file=sys.stderr,
+            )
 
 
 def llama_config(found: CausalCheckpoint, length: int | None) -> dict[str, Any]:
@@ -239,25 +261,52 @@ LLAMA3 = {
 
 
 def renamed(found: CausalCheckpoint, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state dict with our names: q, k and v in one matrix, gate and up in another, GPT-2's transposed."""
+    """The state dict with our names: q, k and v in one matrix, gate and up in another, GPT-2's transposed.
+
+    Raises ValueError, with the names of the file, for weights that are missing or have another shape.
+    """
     names = GPT2 if found.family == "gpt2" else LLAMA
     left = {name: tensor for name, tensor in found.state.items() if not name.endswith(BUFFERS)}
     if names is GPT2 and "wte.weight" in left:  # stored without the head, as on the hub
         left = {f"transformer.{name}": tensor for name, tensor in left.items()}
     if config["tied"]:
         left.pop(f"{names.outside['head']}.weight", None)
+    if "transformer.wpe.weight" in left:
+        left["transformer.wpe.weight"] = left["transformer.wpe.weight"][: config["length"]]
     sources: dict[str, tuple[str, ...]] = {ours: (theirs,) for ours, theirs in names.outside.items()}
     for i in range(config["layers"]):
         inside = names.inside.items()
         sources |= {f"blocks.{i}.{ours}": tuple(names.blocks.format(i) + t for t in theirs) for ours, theirs in inside}
+    with torch.device("meta"):
+        shapes = {name: tuple(t.shape) for name, t in Denoiser(DenoiserConfig(**config)).state_dict().items()}
+    parts = {name: [f"{each}.{kind}" for each in sources[layer]]
+             for name in shapes for layer, _, kind in [name.rpartition(".")]}  # fmt: skip
+    if missing := [theirs for each in parts.values() for theirs in each if theirs not in left]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"{found.path} lacks {', '.join(missing[:3])}{more}, which its configuration asks for: the model is "
+            "incomplete, get it again"
+        )
     ours: dict[str, Tensor] = {}
-    for name, theirs in sources.items():
-        for kind in ("weight", "bias"):
-            if not all(f"{each}.{kind}" in left for each in theirs):
-                continue
-            parts = [left.pop(f"{each}.{kind}") for each in theirs]
-            turned = names is GPT2 and parts[0].dim() == 2 and name.startswith("blocks.")
-            ours[f"{name}.{kind}"] = parts[0].t() if turned else torch.cat(parts) if len(parts) > 1 else parts[0]
-    if names is GPT2:
-        ours["places.weight"] = ours["places.weight"][: config["length"]]
+    for name, (rows, *columns) in shapes.items():
+        turned = names is GPT2 and bool(columns) and name.startswith("blocks.")
+        tensors = {theirs: left.pop(theirs).t() if turned else left.pop(theirs) for theirs in parts[name]}
+        for theirs, size in zip(tensors, _rows(name, rows, config), strict=True):
+            if (shape := tuple(tensors[theirs].shape)) != (size, *columns):
+                wanted = (size, *columns)
+                raise ValueError(
+                    f"{found.path}: {theirs} has the shape {shape[::-1] if turned else shape} instead of "
+                    f"{wanted[::-1] if turned else wanted}, which follows from its configuration: get the model again"
+                )
+        ours[name] = torch.cat(list(tensors.values())) if len(tensors) > 1 else next(iter(tensors.values()))
     return ours | left  # what is left has no place, and is named in an error
+
+
+def _rows(name: str, rows: int, config: Mapping[str, Any]) -> list[int]:
+    """The rows of each part of a matrix: q, k and v, gate and up, or the whole."""
+    if "kv_heads" not in config or not ("attn_qkv" in name or "mlp.0" in name):
+        return [rows]
+    if "mlp.0" in name:
+        return [rows // 2] * 2
+    width = config["head_width"]
+    return [config["heads"] * width, *[config["kv_heads"] * width] * 2]

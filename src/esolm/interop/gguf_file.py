@@ -119,7 +119,7 @@ def stated_config(path: Path, family: str, fields: dict[str, Any], state: dict[s
     if "token_embd.weight" not in state:
         raise ValueError(f"{path} has no token_embd.weight: it holds no language model")
     config["vocab_size"] = state["token_embd.weight"].shape[0]
-    config["bos_token_id"] = fields.get("tokenizer.ggml.bos_token_id")
+    config |= {f"{role}_token_id": fields.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos")}
     if fields.get(f"{family}.attention.sliding_window"):
         config |= {"sliding_window": fields[f"{family}.attention.sliding_window"], "use_sliding_window": True}
     kind = fields.get(f"{family}.rope.scaling.type", "none")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core.batch import Batch
 from ..data import Document, Loader, Manifest, Tokenizer, corpora, detokenize
+from ..data.documents import watched
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,15 @@ def read(
     delimiter: str | None = None,
     eos: bool = True,
     frame: bool = False,
+    advice: str | None = None,
 ) -> Sequences:
     """Read the first sequences of prepared data, of a file or folder of text, or of a corpus.
 
     length: tokens of a sequence, by default the training length. Files are read whole; corpora that have splits, and
     pydocs, by `split`. lines: each line of a text file is a text; newlines: with its line break. delimiter: the line
     that separates the texts of a file. eos: each text ends with EOS. frame: each sequence begins with BOS and ends with
-    EOS, and the incomplete last one is dropped. Raises ValueError for data that another tokenizer prepared.
+    EOS, and the incomplete last one is dropped. advice: report lines that look like a forgotten delimiter, as `watched`
+    does. Raises ValueError for data that another tokenizer prepared.
     """
     if num_sequences is not None and num_sequences < 1:
         raise ValueError(f"num_sequences is {num_sequences}; it must be at least 1")
@@ -88,7 +91,8 @@ def read(
         raise ValueError("newlines keeps the line breaks of texts that are lines: add --lines, or leave it out")
     corpus = corpora.corpus(spec, corpora.Reading(field, lines=lines, newlines=newlines, delimiter=delimiter))
     rules = detokenize.known(detokenizer) or corpus.detokenizer
-    documents = (detokenize.detokenize(d.text, rules) for d in _documents(corpus, split))
+    texts = watched((d.text for d in _documents(corpus, split)), spec, advice if delimiter is None else None)
+    documents = (detokenize.detokenize(text, rules) for text in texts)
     inner = length - 2 if frame else length
     ids, size = _stream(documents, tokenizer, None if num_sequences is None else num_sequences * inner, eos)
     if not len(ids):

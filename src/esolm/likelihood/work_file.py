@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +70,11 @@ class WorkFile:
         def keep(matrix: Tensor) -> None:
             self.matrices[str(index)], self.changed = matrix, True
             if self.path is not None and time.monotonic() - self.saved >= EVERY:
-                self.save(self.own(self.path))
+                try:
+                    self.save(self.own(self.path))
+                except OSError as error:  # the disk may have room later, and the result is printed without the file
+                    self.saved = time.monotonic()
+                    print(f"{self.path} was not saved, and scoring goes on: {error}", file=sys.stderr)
 
         return keep
 

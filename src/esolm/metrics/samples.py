@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..data import corpora
-from ..data.documents import Reading
+from ..data.documents import Reading, watched
 from ..runtime.files import read_json_lines
 
 
@@ -40,8 +41,13 @@ def read_texts(file: str, delimiter: str | None = None, limit: int | None = None
     """The texts of a file of samples or, if it is no .jsonl file with tokens, of a corpus; at most `limit`."""
     if is_samples(Path(file)):
         return [sample["text"] for sample in read_samples(Path(file))[:limit]]
-    documents = corpora.corpus(file, Reading(delimiter=delimiter)).train()
-    return [document.text for document in itertools.islice(documents, limit)]
+    return list(itertools.islice(read_corpus(file, delimiter), limit))
+
+
+def read_corpus(name: str, delimiter: str | None = None) -> Iterator[str]:
+    """The texts of a corpus; lines that look like a forgotten delimiter are reported on standard error."""
+    documents = corpora.corpus(name, Reading(delimiter=delimiter)).train()
+    return watched((document.text for document in documents), name, "add" if delimiter is None else None)
 
 
 def is_samples(path: Path) -> bool:

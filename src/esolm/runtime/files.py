@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -11,21 +13,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+from .. import __version__
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that is synced and renamed to it when the block ends, and removed on an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with making(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
         sync(partial)
         os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (partial, str(partial)):
+            raise unwritable(path, error) from error
         raise
     sync(path.parent)
 
@@ -48,7 +57,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         partial.touch()
         mode = partial.stat().st_mode  # as the umask says; safetensors makes its files readable by the owner only
         copies = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
-        save_file(copies, partial, None if metadata is None else dict(metadata))
+        try:
+            save_file(copies, partial, None if metadata is None else dict(metadata))
+        except SafetensorError as error:  # a full disk
+            raise OSError(f"cannot write {path}: {error}") from error
         partial.chmod(mode)
 
 
@@ -58,7 +70,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial, old = (path.parent / f".{path.name}.{word}" for word in ("partial", "old"))
     shutil.rmtree(partial, ignore_errors=True)
     made = [parent for parent in path.parents if not parent.exists()]
-    partial.mkdir(parents=True)
+    with making(path):
+        partial.mkdir(parents=True)
     try:
         yield partial
         for file in (*partial.rglob("*"), partial):
@@ -101,6 +114,39 @@ def unreadable(path: Path, error: OSError) -> ValueError:
     """An error that says why a file cannot be read, and what to do."""
     advice = "check its permissions" if isinstance(error, PermissionError) else "check the path and the disk"
     return ValueError(f"{path} cannot be read: {error.strerror or error}; {advice}")
+
+
+def unwritable(path: Path, error: OSError) -> OSError:
+    """An error of the same class that says why a file or folder cannot be made, and what to do."""
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    parent = next((parent for parent in path.parents if parent.absolute() == there), there)  # as it was given
+    why = error.strerror or str(error)
+    if path.is_dir():
+        why = "it is a folder"
+    elif not parent.is_dir():
+        why = f"{parent} is a file"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):  # /proc has no place for new files
+        why = f"the folder {parent} is not writable"
+    return type(error)(f"cannot write {path}: {why}; choose another place")
+
+
+@contextmanager
+def making(path: Path) -> Iterator[None]:
+    """Give errors of making `path`, or what becomes it, its name and advice."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def check_keys(path: Path, given: Mapping[str, Any], cls: type[Any], group: str = "") -> None:
+    """Raise ValueError if a group of keys in a JSON file has one that is no field of the dataclass."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    if unknown := [f"{group}{key}" for key in given if key not in known]:
+        raise ValueError(
+            f"{path} has the unknown key {unknown[0]}: it was changed, or written by a newer esolm than {__version__}; "
+            "remove the key or update esolm"
+        )
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

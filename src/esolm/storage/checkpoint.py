@@ -57,7 +57,7 @@ def latest(root: Path) -> Path | None:
 
 def best(root: Path) -> Path | None:
     """The folder of the checkpoint in `root` with the lowest validation metric, or None if none was validated."""
-    metrics = {step: read(root / name_of(step)).get("metric") for step in list_steps(root)}
+    metrics = {step: read_state(root / name_of(step)).get("metric") for step in list_steps(root)}
     scored = [(metric, step) for step, metric in metrics.items() if metric is not None]
     return root / name_of(min(scored)[1]) if scored else None
 
@@ -167,33 +167,45 @@ def _writing(root: Path, step: int, tidy: bool = True) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         if tidy:
             shutil.rmtree(_partial(root, step), ignore_errors=True)
+        why, denied = getattr(error, "strerror", None) or error, isinstance(error, PermissionError)
         raise ValueError(
-            f"could not write checkpoint {root / name_of(step)}: {error}. Nothing was overwritten; the last complete "
-            f"checkpoint is {latest(root) or 'none'}. Free disk space and run the same command again"
+            f"could not write checkpoint {root / name_of(step)}: {why}. Nothing was overwritten; the last complete "
+            f"checkpoint is {latest(root) or 'none'}. {f'Make {root} writable' if denied else 'Free disk space'} and "
+            "run the same command again"
         ) from error
 
 
 def read(folder: Path) -> dict[str, Any]:
     """The state of a checkpoint; raises ValueError unless its files exist with the recorded sizes."""
+    found = read_state(folder)
+    for name in found["files"]:
+        _check_size(folder, name, found["files"])
+    return found
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The state of a checkpoint, whose other files may be damaged."""
     path = folder / "state.json"
     if not path.is_file():
         raise ValueError(f"{folder} is not an esolm checkpoint: it has no state.json")
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
         files, found = state["files"], state["format"]
-        sizes = {name: entry["bytes"] for name, entry in files.items()}
+        _ = [entry["bytes"] for entry in files.values()]
     except OSError as error:
         raise disk.unreadable(path, error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(folder, f"state.json cannot be read ({error!r})") from error
     if found != FORMAT:
         raise ValueError(f"{folder} has checkpoint format {found!r}; this version of esolm reads format {FORMAT}")
-    for name, size in sizes.items():
-        if not (folder / name).is_file():
-            raise _damaged(folder, f"{name} is missing")
-        if (actual := (folder / name).stat().st_size) != size:
-            raise _damaged(folder, f"{name} has {actual} bytes of {size}")
     return state
+
+
+def _check_size(folder: Path, name: str, files: Mapping[str, Any]) -> None:
+    if not (folder / name).is_file():
+        raise _damaged(folder, f"{name} is missing", name)
+    if (actual := (folder / name).stat().st_size) != (size := files[name]["bytes"]):
+        raise _damaged(folder, f"{name} has {actual} bytes of {size}", name)
 
 
 def load(folder: Path, stem: str, device: str = "cpu") -> dict[str, Tensor]:
@@ -209,15 +221,16 @@ def load(folder: Path, stem: str, device: str = "cpu") -> dict[str, Tensor]:
 
 def is_sharded(folder: Path) -> bool:
     """Whether several ranks wrote the checkpoint, each its shard."""
-    return all(name.startswith(f"{sharded.FOLDER}/") for name in read(folder)["files"])
+    return all(name.startswith(f"{sharded.FOLDER}/") for name in read_state(folder)["files"])
 
 
 def verify(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Check the named files of a checkpoint, or all, against their hashes."""
-    files = read(folder)["files"]
+    """Check the named files of a checkpoint, or all, against their sizes and hashes."""
+    files = read_state(folder)["files"]
     for name in files if names is None else names:
+        _check_size(folder, name, files)
         if disk.sha256(folder / name) != files[name]["sha256"]:
-            raise _damaged(folder, f"{name} does not have the SHA-256 that state.json records")
+            raise _damaged(folder, f"{name} does not have the SHA-256 that state.json records", name)
 
 
 def shapes(folder: Path, stem: str) -> dict[str, torch.Size]:
@@ -250,7 +263,7 @@ def consolidate(folder: Path) -> Path:
 
 
 def _file(folder: Path, stem: str) -> str:
-    name, files = f"{stem}.safetensors", read(folder)["files"]
+    name, files = f"{stem}.safetensors", read_state(folder)["files"]
     if name not in files:
         raise ValueError(f"{folder} has no {name}: it holds {', '.join(sorted(files))}")
     return name
@@ -297,7 +310,11 @@ def _describe(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": disk.sha256(path)}
 
 
-def _damaged(folder: Path, what: str) -> ValueError:
+def _damaged(folder: Path, what: str, file: str = "") -> ValueError:
     others = [name_of(step) for step in list_steps(folder.parent) if folder.name != name_of(step)]
-    advice = f"move it away to resume from {others[-1]}" if others else "the run has no other checkpoint"
+    advice = "the run has no other checkpoint: start again with another --run"
+    if others:
+        advice = f"move it away to resume from {others[-1]}"
+    elif file == "optimizer.safetensors":
+        advice += f", or from its weights with --init {folder.parent.parent} --run NEW"
     return ValueError(f"checkpoint {folder} is damaged: {what}. Nothing was changed; {advice}")

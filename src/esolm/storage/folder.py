@@ -122,15 +122,15 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
 def read(folder: Path, device: str = "cpu") -> tuple[Denoiser, System, Tokenizer]:
     """Read what `write` wrote; raises ValueError, naming the file, if one is missing, damaged or of another network."""
     device = str(machine.pick_device(device))
+    path = folder / "config.json"
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        net, options = Denoiser(DenoiserConfig(**config["net"])), dict(config["system"])
-        system = trusted(options.pop("name"))(**options)
+        config = json.loads(path.read_text(encoding="utf-8"))
+        net_config, system = built(path, config["net"], config["system"])
     except OSError as error:
-        raise files.unreadable(folder / "config.json", error) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / 'config.json'} is not that of an esolm model: {error!r}") from error
-    path = folder / "model.safetensors"
+        raise files.unreadable(path, error) from error
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not that of an esolm model: {error!r}") from error
+    net, path = Denoiser(net_config), folder / "model.safetensors"
     try:
         with path.open("rb"):  # safetensors does not say why it cannot open a file
             stored = load_file(path, device=device)
@@ -142,6 +142,20 @@ def read(folder: Path, device: str = "cpu") -> tuple[Denoiser, System, Tokenizer
         raise ValueError(f"{path} is damaged ({error}): write the folder again") from error
     take(net, {name.removeprefix(PREFIX): t for name, t in stored.items()}, path)
     return net.to(device).eval(), system, read_tokenizer(folder, net.config, system)
+
+
+def built(
+    path: Path, net: Mapping[str, Any], system: Mapping[str, Any], where: str = ""
+) -> tuple[DenoiserConfig, System]:
+    """What `describe` described, in the file at `path` under the keys that begin with `where`."""
+    options = dict(system)
+    cls = trusted(options.pop("name"))
+    files.check_keys(path, net, DenoiserConfig, f"{where}net.")
+    files.check_keys(path, options, cls, f"{where}system.")
+    try:
+        return DenoiserConfig(**net), cls(**options)
+    except ValueError as error:
+        raise ValueError(f"{path} is not that of a model of this esolm: {error}") from error
 
 
 def read_tokenizer(folder: Path, config: DenoiserConfig, system: System) -> Tokenizer:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..data import Tokenizer
-from ..net.denoiser import Denoiser, DenoiserConfig
+from ..net.denoiser import Denoiser
 from ..systems import System
 from . import adapters, checkpoint, folder
 
@@ -33,14 +33,13 @@ def read_model(path: str | Path, weights: str = "ema", which: str = "best", devi
     saved, home = locate(path, which)
     if weights not in ("ema", "model"):
         raise ValueError(f"weights is {weights!r}; it must be 'ema' or 'model'")
-    identity = checkpoint.read(saved)["identity"]
-    net = Denoiser(DenoiserConfig(**identity["net"]))
+    identity = checkpoint.read_state(saved)["identity"]
+    config, system = folder.built(saved / "state.json", identity["net"], identity["system"], "identity.")
+    net = Denoiser(config)
     state = checkpoint.load(saved, weights, device)
     if (tuning := identity.get("tuning", {})).get("parts") == "lora":
         state = adapters.merge(state, tuning["alpha"] / tuning["rank"])
     net.load_state_dict(state)
-    options = dict(identity["system"])
-    system = folder.trusted(options.pop("name"))(**options)
     return StoredModel(net.to(device).eval(), system, Tokenizer.load(home))
 
 

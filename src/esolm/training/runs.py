@@ -106,7 +106,8 @@ class Metrics:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = path.open("ab")
+        with files.making(path):
+            self.file = path.open("ab")
         try:
             self._lock()
         except BaseException:
