@@ -31,15 +31,9 @@ def words(file: str, reference: str, delimiter: str | None = None, num_texts: in
     Raises:
         ValueError: If a file cannot be read, or the texts have no word.
     """
-<<<<<<< HEAD
-    documents = corpora.corpus(reference, Reading(delimiter=delimiter)).train()
-    known = {word for document in documents for word in split(document.text)}
+    known = {word for text in read_corpus(reference, delimiter) for word in split(text)}
     whole = read_texts(file, delimiter, num_texts)
     texts = [split(text) for text in whole]
-=======
-    known = {word for text in read_corpus(reference, delimiter) for word in split(text)}
-    texts = [split(text) for text in read_texts(file, delimiter, num_texts)]
->>>>>>> fix-files
     total = sum(map(len, texts))
     if not total:
         raise ValueError(f"the texts of {file} have no word")
