@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..runtime.parsers import new_parser
 from ..runtime.signatures import signature
 from .examples import EXAMPLES
 
@@ -28,7 +29,7 @@ def parser(usage: str, about: str, examples: str | None = None) -> Any:
 
     examples: the key of the examples to show; by default the command.
     """
-    from jsonargparse import ArgumentParser, set_parsing_settings
+    from jsonargparse import set_parsing_settings
 
     from .layout import formatter
 
@@ -36,12 +37,11 @@ def parser(usage: str, about: str, examples: str | None = None) -> Any:
     word = usage.split()[0]
     lines = "".join(f"  {line}\n" for line in EXAMPLES.get(examples or word, ()))
     last = "--import MODULE, anywhere: import a module first, such as that of your own system."
-    return ArgumentParser(
+    return new_parser(
         prog=f"esolm {word}",
         usage=f"esolm {usage} [--option VALUE ...]",
         description=about,
         epilog=f"examples:\n{lines}\n{last}" if lines else last,
-        exit_on_error=False,
         formatter_class=formatter(),
     )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from ..runtime.dotted import flat, listed, merged, nest
+from ..runtime.parsers import new_parser
 from ..runtime.signatures import class_in, literal, modules, signature
 from .options import Batching, Compute, CorpusOptions, Distill, Optim, Saving, Tuning, Validation
 
@@ -99,9 +100,7 @@ class RunConfig:
 
         name: where the dict comes from, for error messages.
         """
-        from jsonargparse import ArgumentParser
-
-        parser = ArgumentParser(exit_on_error=False)
+        parser = new_parser()
         known = add_options(parser, flat(tree).get("system.name", "esolm"), cls)
         for key in flat(tree):
             if key not in known:
