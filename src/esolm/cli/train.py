@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from ..runtime.dotted import flat
-from ..training.config import RunConfig, add_options, nearest, preset_names, read_preset
+from ..training.config import SIZES, RunConfig, add_options, nearest, preset_names, read_preset
 from . import COMMANDS, parsing
 from .layout import group
 from .parsing import parse, parser, positive, taken
@@ -22,10 +23,22 @@ def run(argv: Sequence[str]) -> int:
     config, own = read(argv)
     if own[OWN]:
         return show(config)
+    check_start(argv[0], config, argv)
     from ..training.trainer import Trainer
 
     outcome = Trainer(config).fit()
     return 0 if outcome.signal is None else 128 + outcome.signal
+
+
+def check_start(preset: str, config: RunConfig, words: Sequence[str]) -> None:
+    """Raise ValueError for a new run without the weights that its preset starts from.
+
+    Whoever gives the sizes of a network wants one that is trained from scratch.
+    """
+    start = read_preset(preset).get("starts_from")
+    sizes = {f"--net.{size}" for size in SIZES} & {word.partition("=")[0] for word in words}
+    if start and not config.init and not sizes and not (Path(str(config.run)) / "config.yaml").is_file():
+        raise ValueError(f"preset {preset} starts from {start}: give --init MODEL, or use esolm adapt MODEL RUN")
 
 
 def show(config: RunConfig) -> int:

@@ -90,7 +90,9 @@ class RunConfig:
         sizes = [size for size in SIZES if f"net.{size}" in above]
         if (init := above.get("init")) is not None and sizes:
             raise ValueError(f"the weights of init {init} determine net.{sizes[0]}: leave it out")
-        config = cls.from_tree(_over(read_preset(name), nest(above)), name)
+        tree = read_preset(name)
+        tree.pop("starts_from", None)
+        config = cls.from_tree(_over(tree, nest(above)), name)
         short = Path(name).name.removesuffix(".yaml").removesuffix(".yml")  # not the stem: qwen3-0.6b has a dot
         return config if config.run is not None else dataclasses.replace(config, run=f"runs/{short}")
 
@@ -183,7 +185,10 @@ def _files() -> dict[str, Any]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The tree of a preset or a YAML file, merged over its `base`."""
+    """The tree of a preset or a YAML file, merged over its `base`.
+
+    Besides options it may have `starts_from`: what `init` must name, in words.
+    """
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
             raise ValueError(f"no file {name}: give a YAML file or one of the presets {', '.join(preset_names())}")
