@@ -83,6 +83,22 @@ def test_options_are_in_groups(words):
     assert made.format_help() == before
 
 
+@pytest.mark.parametrize("words", [("adapt",), ("tune", "grpo"), ("tune", "dpo")], ids=" ".join)
+def test_what_starts_from_a_model_shows_its_arguments(words, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--help"])
+    printed = capsys.readouterr().out
+    section = printed.split("\narguments:\n")[1].split("\n\n")[0]
+    assert "MODEL" in section
+    assert "RUN" in section
+    for option in ("--init", "--run"):
+        assert f"\n  {option} " not in printed
+        assert cli.main([*words, "stories", "run", option, "x"]) == 2
+        assert f"leave out {option}" in capsys.readouterr().err
+    assert cli.main([*words, "stories", "run", "--optim.lr", "fast"]) == 2
+    assert f"esolm {' '.join(words)} --help" in capsys.readouterr().err
+
+
 def test_every_command_has_examples_that_parse(tmp_path, monkeypatch):
     """The commands are stopped behind their parsers."""
 

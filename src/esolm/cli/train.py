@@ -18,9 +18,9 @@ from .parsing import parse, parser, positive, taken
 OWN = "print_config"
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command."""
-    config, own = read(argv)
+def run(argv: Sequence[str], command: str = "train") -> int:
+    """Run the command; command: the one that the user called."""
+    config, own = read(argv, command)
     if own[OWN]:
         return show(config)
     check_start(argv[0], config, argv)
