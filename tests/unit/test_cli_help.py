@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -81,6 +82,20 @@ def test_options_are_in_groups(words):
     assert sorted(placed) == sorted(action.dest for action in made._actions)  # each once
     arrange(made)
     assert made.format_help() == before
+
+
+@pytest.mark.parametrize("words", [("train",), ("adapt",), ("demo",), ("plan",), ("tune", "grpo")], ids=" ".join)
+def test_every_option_of_a_run_has_a_text_and_its_default_once(words):
+    made = parsers.parser_of(*words)
+    assert all(action.help for action in made._actions)
+    printed = " ".join(made.format_help().split())
+    assert not re.search(r"(\(default: \S+\)) \1", printed)
+    assert "--seed N Determines the initial weights, the data order and all noise. (default: 0)" in printed
+    assert ("how esolm demo prepares its data" in printed) == (words == ("demo",))
+    plain = parsing.parser("train PRESET", "")
+    plain.add_argument("--rate", type=float | None, default=0.5)
+    plain.add_argument("--flag", type=bool, default=False)
+    assert plain.format_help().count("(default:") == 1
 
 
 @pytest.mark.parametrize("words", [("adapt",), ("tune", "grpo"), ("tune", "dpo")], ids=" ".join)

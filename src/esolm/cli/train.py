@@ -111,16 +111,18 @@ def run_parser(
         for key, value in tree.items()
         if key in known and key != "system.name" and not (other and key.startswith("system."))
     }
-    name_groups(made, system or usual)
+    name_groups(made, system or usual, demo=command == "demo" or preset == "demo")
     return RunParser(made, own, known, defaults)
 
 
-def name_groups(made: Any, system: str) -> None:
-    """Give the groups of a run's options short titles."""
+def name_groups(made: Any, system: str, demo: bool = False) -> None:
+    """Give the groups of a run's options short titles, and hide those of the demo from other commands."""
     group(made, "run", ("data", "run", "init", "adapter", "steps", "seed", "log_every", "log"))
     made.groups["net"].title = "sizes and parts of the network"
     made.groups["system"].title = f"the system {system}"
     made.groups["corpus"].title = "how esolm demo prepares its data"
+    for action in () if demo else made.groups["corpus"]._group_actions:
+        action.help = argparse.SUPPRESS
     for name, word in (("net", "net.length"), ("system", "system.name")):
         action = next(each for each in made._actions if each.dest == word)
         made._optionals._group_actions.remove(action)
