@@ -130,6 +130,14 @@ def test_a_preset_that_adapts_needs_a_model(tmp_path: Path, data: Path, capsys: 
     assert "net.layers" in capsys.readouterr().err
 
 
+def test_a_system_without_alpha_0(model: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The preset validates at some; the error names the option that is to be emptied."""
+    words = ["adapt", str(model), str(tmp_path / "run"), "--data", str(data), "--system.name=mdlm", "--steps=1"]
+    assert cli.main(words) == 2
+    assert "--validation.alpha_0 '[]'" in capsys.readouterr().err
+    assert cli.main([*words, "--validation.alpha_0", "[]", "--validation.batches=1", "--batch.size=8"]) == 0
+
+
 def test_resuming_changes_no_bit(model: Path, tmp_path: Path, data: Path) -> None:
     assert adapt(model, tmp_path / "whole", data) == 0
     assert adapt(model, tmp_path / "parts", data, "--optim.schedule=constant") == 0
