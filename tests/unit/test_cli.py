@@ -254,6 +254,24 @@ def test_bad_values_and_missing_things_are_one_line(capsys, tmp_path):
     assert "'ppo'" in failing(capsys, "tune", "ppo", "stories")
 
 
+@pytest.mark.parametrize(
+    ("tree", "parts"),
+    [
+        ({"optim": {"lr": "fast"}}, ["optim.lr is 'fast'", "a number"]),
+        ({"optim": {"schedule": "up"}}, ["optim.schedule is 'up'", "constant or cosine"]),
+        ({"batch": {"micro": [1]}}, ["batch.micro is [1]", "a whole number or null"]),
+        ({"validation": {"alpha_0": ["a"]}}, ["validation.alpha_0 is ['a']", "numbers"]),
+        ({"init": 3}, ["init is 3", "text or null"]),
+        ({"log": "wandb"}, ["log is 'wandb'", "tensorboard or wandb"]),
+    ],
+)
+def test_wrong_types_in_a_file_are_named_in_words(capsys, tmp_path, tree, parts):
+    (file := tmp_path / "mine.yaml").write_text(yaml.safe_dump({"base": "demo", **tree}))
+    said = failing(capsys, "train", str(file))
+    assert all(part in said for part in (*parts, "mine.yaml"))
+    assert not any(word in said for word in ("class", "Parser", "typing", "Union", "NoneType"))
+
+
 def test_missing_arguments_are_called_as_in_the_usage(capsys):
     assert "MODEL is missing" in failing(capsys, "sample")
     assert "RUN and OUT are missing" in failing(capsys, "export")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from ..runtime.dotted import flat, listed, merged, nest
-from ..runtime.parsers import new_parser
+from ..runtime.parsers import new_parser, wrong_type
 from ..runtime.signatures import class_in, literal, modules, signature
 from .options import Batching, Compute, CorpusOptions, Distill, Optim, Saving, Tuning, Validation
 
@@ -110,7 +110,11 @@ class RunConfig:
         try:
             checked = parser.parse_object(nest(flat(tree))).as_dict()
         except argparse.ArgumentError as error:
-            raise ValueError(f"{name}: {' '.join(str(error).split()).replace('Parser key ', '')}") from error
+            where = f"{name}: " if name.endswith((".yaml", ".yml")) else ""
+            if (wrong := wrong_type(str(error), parser._actions)) is None:
+                raise ValueError(f"{where}{' '.join(str(error).split())}") from error
+            value = flat(tree).get(wrong.option, wrong.value)
+            raise ValueError(f"{where}{wrong.option} is {value!r}; it must be {wrong.allowed}") from error
         groups = {key: group(**checked.pop(key)) for key, group in cls.groups().items()}
         return cls(**{**checked, **groups, "log": tuple(checked["log"])})
 
