@@ -91,7 +91,7 @@ def test_the_curriculum_of_the_model_is_not_that_of_tuning(home: Path, tmp_path:
     words = command("dpo", home, tmp_path / "run", steps=2)
     words[2] = str(tmp_path / "base" / "checkpoints" / "step-00000001")
     assert cli.main(words) == 0
-    assert "curriculum" not in capsys.readouterr().out
+    assert "system.curriculum" not in capsys.readouterr().out
 
 
 def test_the_reward_rises_and_the_loss_falls(home: Path, tmp_path: Path) -> None:
