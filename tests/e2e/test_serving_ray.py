@@ -41,6 +41,10 @@ def test_options(monkeypatch):
             parsed(wrong)
     monkeypatch.setenv("ESOLM_MODEL", "other")
     assert parsed({})["model"] == "other"
+    monkeypatch.setenv("ESOLM_NAME", "mine")
+    assert parsed({"api_key": "k"})["name"] == "mine"
+    with pytest.raises(ValueError, match="empty"):
+        parsed({"api_key": ""})
 
 
 @pytest.fixture(scope="module")

@@ -116,6 +116,28 @@ def test_a_preset(model: Path, tmp_path: Path, data: Path, capsys: pytest.Captur
     assert "adapt-smollm2-135m" in capsys.readouterr().err
 
 
+def test_a_preset_that_adapts_needs_a_model(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    (file := tmp_path / "mine.yaml").write_text("base: adapt\nsteps: 1\n")
+    words = ["--data", str(data), "--run", str(run), "--validation.batches=1", "--compute.threads=1", "--batch.size=8"]
+    for preset in ("adapt", "adapt-llama-1b", str(file)):
+        assert cli.main(["train", preset, *words, "--optim.lr=1e-3"]) == 2
+        assert "--init MODEL" in capsys.readouterr().err
+    assert not run.exists()
+    scratch = ["--net.layers=1", "--net.width=32", "--net.heads=2"]
+    assert cli.main(["train", str(file), *words, *scratch]) == 0
+    assert cli.main(["train", "adapt", *words, "--steps=1"]) == 2  # the run exists, and has other sizes
+    assert "net.layers" in capsys.readouterr().err
+
+
+def test_a_system_without_alpha_0(model: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The preset validates at some; the error names the option that is to be emptied."""
+    words = ["adapt", str(model), str(tmp_path / "run"), "--data", str(data), "--system.name=mdlm", "--steps=1"]
+    assert cli.main(words) == 2
+    assert "--validation.alpha_0 '[]'" in capsys.readouterr().err
+    assert cli.main([*words, "--validation.alpha_0", "[]", "--validation.batches=1", "--batch.size=8"]) == 0
+
+
 def test_resuming_changes_no_bit(model: Path, tmp_path: Path, data: Path) -> None:
     assert adapt(model, tmp_path / "whole", data) == 0
     assert adapt(model, tmp_path / "parts", data, "--optim.schedule=constant") == 0

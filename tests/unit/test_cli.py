@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from esolm import cli, data
+from esolm.cli import prepare, serve, train, tune
+from esolm.cli.parsing import parse
 from esolm.sampling.options import SamplingOptions
 from esolm.storage.folder import packaged
 from esolm.training.config import RunConfig, preset_names
@@ -172,6 +174,31 @@ def test_parser_errors_name_the_option_and_what_is_allowed(capsys, words, parts)
     assert not any(word in said for word in ("class", "Parser", "typing", "Union", "NoneType"))
 
 
+@pytest.mark.parametrize(
+    "word", ["#x", "~", "&x", "1", "1e3", "true", "a: b", "x # y", " | ", "Null", "[a", '"q"', "", "null"]
+)
+def test_optional_texts_are_taken_as_they_are(word, tmp_path):
+    text = None if word == "null" else word
+    served = parse(serve.make_parser(), ["stories", "--api_key", word, f"--name={word}"])
+    assert (served["api_key"], served["name"]) == (text, text)
+    assert parse(prepare.make_parser(), ["in", "out", "--delimiter", word])["delimiter"] == text
+    options = ["--init", word, f"--adapter={word}", "--run", word, "--corpus.options", word]
+    config, _ = train.read(["demo", *options])
+    assert (config.init, config.adapter, config.run) == (text, text, "runs/demo" if text is None else text)
+    assert config.corpus.options == word  # no optional text: there is no null
+    (file := tmp_path / "mine.yaml").write_text(yaml.safe_dump({"base": "demo", "init": text}))
+    assert RunConfig.preset(str(file)).init == text
+    tuned, _ = tune.read("grpo", ["stories", "run", "--rollout.valid", word], False)
+    assert tuned.rollout.valid == text
+
+
+def test_null_in_a_file_is_null(tmp_path):
+    for null in ("~", "null", "# nothing"):
+        (file := tmp_path / "mine.yaml").write_text(f"base: demo\ninit: {null}\nbatch: {{micro: null}}\n")
+        config = RunConfig.preset(str(file))
+        assert (config.init, config.batch.micro) == (None, None)
+
+
 def test_every_sampling_option_is_an_option_of_sample_and_infill(capsys):
     for word in ("sample", "infill"):
         with pytest.raises(SystemExit):
@@ -225,6 +252,24 @@ def test_bad_values_and_missing_things_are_one_line(capsys, tmp_path):
     assert "half.yaml is not YAML" in failing(capsys, "train", str(file))
     assert "no file" in failing(capsys, "sample", "stories", "--json_schema", data)
     assert "'ppo'" in failing(capsys, "tune", "ppo", "stories")
+
+
+@pytest.mark.parametrize(
+    ("tree", "parts"),
+    [
+        ({"optim": {"lr": "fast"}}, ["optim.lr is 'fast'", "a number"]),
+        ({"optim": {"schedule": "up"}}, ["optim.schedule is 'up'", "constant or cosine"]),
+        ({"batch": {"micro": [1]}}, ["batch.micro is [1]", "a whole number or null"]),
+        ({"validation": {"alpha_0": ["a"]}}, ["validation.alpha_0 is ['a']", "numbers"]),
+        ({"init": 3}, ["init is 3", "text or null"]),
+        ({"log": "wandb"}, ["log is 'wandb'", "tensorboard or wandb"]),
+    ],
+)
+def test_wrong_types_in_a_file_are_named_in_words(capsys, tmp_path, tree, parts):
+    (file := tmp_path / "mine.yaml").write_text(yaml.safe_dump({"base": "demo", **tree}))
+    said = failing(capsys, "train", str(file))
+    assert all(part in said for part in (*parts, "mine.yaml"))
+    assert not any(word in said for word in ("class", "Parser", "typing", "Union", "NoneType"))
 
 
 def test_missing_arguments_are_called_as_in_the_usage(capsys):

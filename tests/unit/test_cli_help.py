@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -81,6 +82,36 @@ def test_options_are_in_groups(words):
     assert sorted(placed) == sorted(action.dest for action in made._actions)  # each once
     arrange(made)
     assert made.format_help() == before
+
+
+@pytest.mark.parametrize("words", [("train",), ("adapt",), ("demo",), ("plan",), ("tune", "grpo")], ids=" ".join)
+def test_every_option_of_a_run_has_a_text_and_its_default_once(words):
+    made = parsers.parser_of(*words)
+    assert all(action.help for action in made._actions)
+    printed = " ".join(made.format_help().split())
+    assert not re.search(r"(\(default: \S+\)) \1", printed)
+    assert "--seed N Determines the initial weights, the data order and all noise. (default: 0)" in printed
+    assert ("how esolm demo prepares its data" in printed) == (words == ("demo",))
+    plain = parsing.parser("train PRESET", "")
+    plain.add_argument("--rate", type=float | None, default=0.5)
+    plain.add_argument("--flag", type=bool, default=False)
+    assert plain.format_help().count("(default:") == 1
+
+
+@pytest.mark.parametrize("words", [("adapt",), ("tune", "grpo"), ("tune", "dpo")], ids=" ".join)
+def test_what_starts_from_a_model_shows_its_arguments(words, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--help"])
+    printed = capsys.readouterr().out
+    section = printed.split("\narguments:\n")[1].split("\n\n")[0]
+    assert "MODEL" in section
+    assert "RUN" in section
+    for option in ("--init", "--run"):
+        assert f"\n  {option} " not in printed
+        assert cli.main([*words, "stories", "run", option, "x"]) == 2
+        assert f"leave out {option}" in capsys.readouterr().err
+    assert cli.main([*words, "stories", "run", "--optim.lr", "fast"]) == 2
+    assert f"esolm {' '.join(words)} --help" in capsys.readouterr().err
 
 
 def test_every_command_has_examples_that_parse(tmp_path, monkeypatch):

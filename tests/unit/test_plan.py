@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,36 @@ def test_sizes_of_init(tmp_path: Path) -> None:
     there, absent = (RunConfig.preset("adapt-llama-1b", init=str(path)) for path in (tmp_path, tmp_path / "no"))
     assert plan(there, Cluster())["parameters"] == counting.parameters(net.config)[0]
     assert plan(absent, Cluster())["parameters"] == PUBLISHED["adapt-llama-1b"]
+
+
+def test_sizes_of_the_data_and_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.txt").write_text("some words\n" * 400)
+    data = tmp_path / "data"
+    assert cli.main(["prepare", str(tmp_path / "in.txt"), str(data), "--tokenizer", "bytes", "--length", "48"]) == 0
+    small = ["--net.layers=1", "--net.width=32", "--net.heads=2", "--gpus=1"]
+
+    def figures(*words: str, sizes: list[str] = small) -> dict[str, Any]:
+        capsys.readouterr()
+        assert cli.main(["plan", "laptop-esolm", *sizes, "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    found = figures("--data", str(data))
+    assert found["network"] == {"layers": 1, "width": 32, "length": 48, "vocab_size": 258}
+    assert found["notes"] == []
+    (note,) = figures("--data=nowhere", "--vocab_size=99")["notes"]
+    assert "length 128" in note
+    assert "nowhere" in note
+    assert figures("--data=nowhere", "--vocab_size=99", "--net.length=32")["notes"] == []
+    (_, note) = figures("--init=no/model", sizes=[])["notes"]
+    assert "no/model" in note
+    assert figures("--data", str(data), "--vocab_size=99")["network"]["vocab_size"] == 99
+    assert cli.main(["plan", "adapt", "--data", str(data), *small]) == 0
+    assert "--init MODEL" in (printed := capsys.readouterr().out)
+    assert re.search(r"parameters +│ \d+ k ", printed)
+    assert re.search(r"weights, per GPU +│ 0\.\d+ MB ", printed)
+    assert cli.main(["plan", "adapt", "--init=stories", "--data", str(data), "--json"]) == 0
+    net = json.loads((folder.packaged()["stories"] / "config.json").read_text())["net"]
+    assert json.loads(capsys.readouterr().out)["network"]["width"] == net["width"]
 
 
 def test_pairs_do_not_depend_on_the_batch() -> None:

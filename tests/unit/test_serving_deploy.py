@@ -48,3 +48,52 @@ def test_it_runs_without_rights_and_is_checked():
 
     (path,) = re.findall(r"http://127\.0\.0\.1:8000(/\w+)", words("HEALTHCHECK")[0])
     assert path in OPEN  # also with a key
+
+
+def started(monkeypatch, *words: str, **variables: str):
+    """The limits of the API with which `esolm serve stories` starts, with these variables of the environment."""
+    server = pytest.importorskip("esolm.serving.server", reason="needs fastapi: pip install 'esolm[serve]'")
+    for name in ("ESOLM_API_KEY", "ESOLM_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    seen = []
+    monkeypatch.setattr(server, "serve_app", lambda engine, settings, *rest: seen.append(settings) or 0)
+    assert serve.run(["stories", *words]) == 0
+    return seen[0]
+
+
+def test_an_empty_key_is_refused(monkeypatch):
+    for words, variables in (
+        (["--api_key", ""], {}),
+        (["--api_key="], {"ESOLM_API_KEY": "other"}),
+        ([], {"ESOLM_API_KEY": ""}),
+        (["--host", "0.0.0.0"], {"ESOLM_API_KEY": " "}),
+    ):
+        with pytest.raises(ValueError, match="empty"):
+            started(monkeypatch, *words, **variables)
+
+
+def test_the_key_and_the_name_may_be_variables(monkeypatch):
+    variables = {"ESOLM_API_KEY": "secret", "ESOLM_NAME": "mine"}
+    for words, expected in (([], ("secret", "mine")), (["--api_key", "#k", "--name=other"], ("#k", "other"))):
+        found = started(monkeypatch, *words, **variables)
+        assert (found.api_key, found.name) == expected
+    found = started(monkeypatch)
+    assert (found.api_key, found.name) == (None, "stories")
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ([], 0),
+        (["--host=localhost"], 0),
+        (["--host=::1"], 0),
+        (["--host=0.0.0.0"], 1),
+        (["--host=::"], 1),
+        (["--host=0.0.0.0", "--api_key=k"], 0),
+    ],
+)
+def test_a_server_that_is_open_to_others_says_so(monkeypatch, capsys, words, warned):
+    started(monkeypatch, *words)
+    assert capsys.readouterr().err.count("--api_key") == warned

@@ -182,7 +182,7 @@ def test_overrides_are_nested_or_dotted_and_checked(tmp_path: Path) -> None:
     assert esolm.RunConfig.from_tree(nested.tree()) == nested
     for wrong, word in (
         ({"optim": {"warm_up": 3}}, "optim.warmup"),
-        ({"optim": {"lr": "fast"}}, "optim.lr"),
+        ({"optim": {"lr": "fast"}}, r"^optim\.lr is 'fast'; it must be a number$"),
         ({"log_every": 0}, "log_every is 0"),
         ({"init": "runs/old", "net": {"layers": 3}}, r"net\.layers"),
     ):

@@ -86,6 +86,14 @@ def test_a_run_resumes_exactly(home: Path, tmp_path: Path, monkeypatch: pytest.M
     assert esolm.load(tmp_path / "run", which="last").sample(num_steps=2).tokens
 
 
+def test_the_curriculum_of_the_model_is_not_that_of_tuning(home: Path, tmp_path: Path, capsys: Any) -> None:
+    make_run(tmp_path / "base", length=10, alpha_0=0.5, loss="any_order", curriculum=10)
+    words = command("dpo", home, tmp_path / "run", steps=2)
+    words[2] = str(tmp_path / "base" / "checkpoints" / "step-00000001")
+    assert cli.main(words) == 0
+    assert "system.curriculum" not in capsys.readouterr().out
+
+
 def test_the_reward_rises_and_the_loss_falls(home: Path, tmp_path: Path) -> None:
     """Fixed seeds. The share of characters with an even number starts at about a half."""
     more = dotted(steps=40, validation__every=0, saving__every=0, batch__size=64, batch__micro=64, grpo__group=32)

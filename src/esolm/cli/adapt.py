@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import train
+from .generation_options import MODEL
 from .parsing import parse
 
 
@@ -16,7 +17,28 @@ def make_parser(preset: str = "adapt") -> Any:
     usage = "adapt MODEL RUN --data FOLDER"
     made, _, _, defaults = train.run_parser("adapt", preset, add=_add_preset, usage=usage)
     made.set_defaults(defaults)
+    add_arguments(made)
     return made
+
+
+def add_arguments(made: Any) -> None:
+    """Show MODEL and RUN in the help of a command that starts from a model, and not the options that they stand for."""
+    made.add_argument("model", **MODEL)
+    made.add_argument("folder", metavar="RUN", help="The run folder; a run that it holds is resumed.")
+    for action in made._actions:
+        if action.dest in ("init", "run"):
+            action.help = argparse.SUPPRESS
+
+
+def arguments(command: str, words: Sequence[str], more: str) -> tuple[str, str, list[str]]:
+    """MODEL, RUN and the other words of a command that starts from a model; more: the option that it needs."""
+    if len(words) < 2 or any(word.startswith("-") for word in words[:2]):
+        raise ValueError(f"give a model and a run folder first: esolm {command} MODEL RUN {more}")
+    model, folder, *options = words
+    if twice := {"--run", "--init"} & {option.partition("=")[0] for option in options}:
+        raise ValueError(f"esolm {command} takes the model and the run folder as its arguments: leave out {min(twice)}")
+    check_model(Path(model))
+    return model, folder, options
 
 
 def _add_preset(made: Any) -> None:
@@ -30,13 +52,8 @@ def run(argv: Sequence[str]) -> int:
     found, argv = first.parse_known_args(list(argv))
     if {"-h", "--help"} & set(argv):
         parse(make_parser(found.preset), ["--help"])
-    if len(argv) < 2 or any(word.startswith("-") for word in argv[:2]):
-        raise ValueError("give a model and a run folder first: esolm adapt MODEL RUN --data FOLDER")
-    model, folder, *options = argv
-    if twice := {"--run", "--init"} & {option.partition("=")[0] for option in options}:
-        raise ValueError(f"esolm adapt takes the model and the run folder as its arguments: leave out {min(twice)}")
-    check_model(Path(model))
-    return train.run([found.preset, "--init", model, "--run", folder, *options])
+    model, folder, options = arguments("adapt", argv, "--data FOLDER")
+    return train.run([found.preset, "--init", model, "--run", folder, *options], "adapt")
 
 
 def check_model(path: Path) -> None:

@@ -112,7 +112,7 @@ def first_argument(words: str, made: Any, presets: tuple[str, ...]) -> tuple[str
     if words in ("train", "plan"):
         return presets
     first = next((action for action in made._actions if not action.option_strings), None)
-    if words in ("adapt", "tune grpo", "tune dpo", "info", "export") or (first and first.metavar == "MODEL"):
+    if words in ("info", "export") or (first and first.metavar == "MODEL"):
         return models()
     return tuple(choices(first)) if first else ()
 

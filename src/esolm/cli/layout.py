@@ -81,8 +81,10 @@ def formatter() -> type[argparse.HelpFormatter]:
                 return action.help or ""
             if action.required:
                 return f"{action.help or ''} (required)".lstrip()
+            if getattr(action, "_jsonargparse_preexpanded_help", False):  # an option without a text, called again
+                return str(action.help)
             default = action.default
-            quiet = default in (None, False, "", argparse.SUPPRESS) or default == () or default == []
+            quiet = default is None or default is False or default in ("", argparse.SUPPRESS, (), [])
             shown = "on" if default is True else str(default).replace("%", "%%")
             shown = shown if shown.strip() else repr(shown)
             return f"{action.help or ''}{'' if quiet else f' (default: {shown})'}".lstrip()

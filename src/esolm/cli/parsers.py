@@ -42,12 +42,11 @@ def all_parsers() -> dict[str, Any]:
 
 def system_options() -> dict[str, Any]:
     """A parser with the options of each system of the package, by its name."""
-    from jsonargparse import ArgumentParser
-
+    from ..runtime.parsers import new_parser
     from ..runtime.signatures import modules
     from ..training.config import add_system
 
-    made = {name: ArgumentParser(exit_on_error=False) for name in modules("esolm.systems")}
+    made = {name: new_parser() for name in modules("esolm.systems")}
     for name, each in made.items():
         add_system(each, name)
     return made

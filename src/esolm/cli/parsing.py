@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import collections.abc
 import difflib
 import importlib
 import json
 import re
 import sys
-import types
-import typing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..runtime.parsers import is_list, new_parser, wrong_type
 from ..runtime.signatures import signature
 from .examples import EXAMPLES
 
-_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 _TRUTH = {"true": True, "false": False}
 JSON = "Print JSON and nothing else."
 
@@ -28,7 +25,7 @@ def parser(usage: str, about: str, examples: str | None = None) -> Any:
 
     examples: the key of the examples to show; by default the command.
     """
-    from jsonargparse import ArgumentParser, set_parsing_settings
+    from jsonargparse import set_parsing_settings
 
     from .layout import formatter
 
@@ -36,12 +33,11 @@ def parser(usage: str, about: str, examples: str | None = None) -> Any:
     word = usage.split()[0]
     lines = "".join(f"  {line}\n" for line in EXAMPLES.get(examples or word, ()))
     last = "--import MODULE, anywhere: import a module first, such as that of your own system."
-    return ArgumentParser(
+    return new_parser(
         prog=f"esolm {word}",
         usage=f"esolm {usage} [--option VALUE ...]",
         description=about,
         epilog=f"examples:\n{lines}\n{last}" if lines else last,
-        exit_on_error=False,
         formatter_class=formatter(),
     )
 
@@ -147,18 +143,13 @@ def _checked(argv: Sequence[str], parser: Any) -> list[str]:
             if name not in actions:
                 known = [option for option in actions if option.startswith("--") and not option.endswith("+")]
                 raise ValueError(f"unknown option {name}{nearest(name, known) or '.'} See {parser.prog} --help")
-            listing = _is_list(getattr(actions[name], "_typehint", None))
+            listing = is_list(getattr(actions[name], "_typehint", None))
             words.append(f"{name}={_as_list(value)}" if listing and equals else word)
             listing = listing and not equals
         else:
             words.append(_as_list(word) if listing else word)
             listing = False
     return words
-
-
-def _is_list(hint: Any) -> bool:
-    found = (hint, *typing.get_args(hint))
-    return any(typing.get_origin(each) in (list, collections.abc.Sequence) for each in found)
 
 
 def _as_list(value: str) -> str:
@@ -168,11 +159,8 @@ def _as_list(value: str) -> str:
 def _explained(message: str, actions: Sequence[Any]) -> str:
     """An error of argparse or jsonargparse as one sentence."""
     message = " ".join(message.split())
-    if found := re.match(r'Parser key "([^"]+)":.*(?:Given value|Got value): (.*)$', message):
-        name, value = found.groups()
-        action = next((each for each in actions if each.dest == name), None)
-        allowed = "" if action is None else f"; it must be {_allowed(action._typehint)}"
-        return f"{_called(name, actions)} is {value}{allowed}"
+    if wrong := wrong_type(message, actions):
+        return f"{_called(wrong.option, actions)} is {wrong.value}; it must be {wrong.allowed}"
     if found := re.match(r"argument (\S+): expected", message):
         return f"{found[1].split('/')[0]} needs a value"
     if found := re.match(r"argument (\S+): ignored explicit argument (.*)$", message):
@@ -191,18 +179,6 @@ def _called(name: str, actions: Sequence[Any]) -> str:
     if action is None or action.option_strings:
         return f"--{name.lstrip('-')}"
     return str(action.metavar or name.upper())
-
-
-def _allowed(hint: Any) -> str:
-    """The values of a type, in words."""
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is typing.Literal:
-        return " or ".join(map(str, arguments))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(map(_allowed, arguments))
-    if _is_list(hint):
-        return "whole numbers, as in 2,0,1" if arguments == (int,) else "a list, as in [A,B]"
-    return _NAMES.get(hint, str(hint))
 
 
 def add_json(made: Any) -> None:

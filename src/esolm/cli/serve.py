@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import ipaddress
+import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ..serving.options import EngineOptions, ServerOptions
+from ..serving.options import EngineOptions, ServerOptions, key_and_name
 from .generation_options import MODEL, add_loading
 from .layout import group
 from .parsing import announce, parse, parser
@@ -15,7 +15,7 @@ from .parsing import announce, parse, parser
 
 def make_parser() -> Any:
     """The parser."""
-    made = parser("serve MODEL", "Serve a model over HTTP. The key may also be in the variable ESOLM_API_KEY.")
+    made = parser("serve MODEL", "Serve a model over HTTP.")
     made.add_argument("run", **MODEL)
     option = made.add_argument
     option("--host", type=str, default="127.0.0.1", help="Address to listen on; 0.0.0.0 lets other machines in.")
@@ -38,13 +38,13 @@ def serve(options: Mapping[str, Any]) -> int:
     """Load the model and serve it until a signal."""
     limits = EngineOptions(**{name: options[name] for name in EngineOptions.__dataclass_fields__})
     own = {name: options[name] for name in ServerOptions.__dataclass_fields__}
-    own["api_key"] = own["api_key"] or os.environ.get("ESOLM_API_KEY")
-    own["name"] = own["name"] or Path(options["run"]).resolve().name
-    settings = ServerOptions(**own)
+    settings = ServerOptions(**{**own, **key_and_name(own, options["run"])})
     try:
         from ..serving.server import serve_app
     except ImportError as error:
         raise ValueError("esolm serve needs more packages: pip install 'esolm[serve]'") from error
+    if settings.api_key is None and not _is_loopback(options["host"]):
+        print("no --api_key: everyone who reaches this port can use the server", file=sys.stderr, flush=True)
     announce(f"loading {options['run']} …")
     import torch
 
@@ -59,3 +59,11 @@ def serve(options: Mapping[str, Any]) -> int:
     lm = load(options["run"], options["weights"], options["which"], device, options["precision"], options["engine"])
     engine = Engine(lm, limits)
     return serve_app(engine, settings, options["host"], options["port"], options["drain"], options["cors"])
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

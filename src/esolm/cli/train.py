@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from ..runtime.dotted import flat
-from ..training.config import RunConfig, add_options, nearest, preset_names, read_preset
+from ..training.config import SIZES, RunConfig, add_options, nearest, preset_names, read_preset
 from . import COMMANDS, parsing
 from .layout import group
 from .parsing import parse, parser, positive, taken
@@ -17,15 +18,27 @@ from .parsing import parse, parser, positive, taken
 OWN = "print_config"
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run the command."""
-    config, own = read(argv)
+def run(argv: Sequence[str], command: str = "train") -> int:
+    """Run the command; command: the one that the user called."""
+    config, own = read(argv, command)
     if own[OWN]:
         return show(config)
+    check_start(argv[0], config, argv)
     from ..training.trainer import Trainer
 
     outcome = Trainer(config).fit()
     return 0 if outcome.signal is None else 128 + outcome.signal
+
+
+def check_start(preset: str, config: RunConfig, words: Sequence[str]) -> None:
+    """Raise ValueError for a new run without the weights that its preset starts from.
+
+    Whoever gives the sizes of a network wants one that is trained from scratch.
+    """
+    start = read_preset(preset).get("starts_from")
+    sizes = {f"--net.{size}" for size in SIZES} & {word.partition("=")[0] for word in words}
+    if start and not config.init and not sizes and not (Path(str(config.run)) / "config.yaml").is_file():
+        raise ValueError(f"preset {preset} starts from {start}: give --init MODEL, or use esolm adapt MODEL RUN")
 
 
 def show(config: RunConfig) -> int:
@@ -98,16 +111,18 @@ def run_parser(
         for key, value in tree.items()
         if key in known and key != "system.name" and not (other and key.startswith("system."))
     }
-    name_groups(made, system or usual)
+    name_groups(made, system or usual, demo=command == "demo" or preset == "demo")
     return RunParser(made, own, known, defaults)
 
 
-def name_groups(made: Any, system: str) -> None:
-    """Give the groups of a run's options short titles."""
+def name_groups(made: Any, system: str, demo: bool = False) -> None:
+    """Give the groups of a run's options short titles, and hide those of the demo from other commands."""
     group(made, "run", ("data", "run", "init", "adapter", "steps", "seed", "log_every", "log"))
     made.groups["net"].title = "sizes and parts of the network"
     made.groups["system"].title = f"the system {system}"
     made.groups["corpus"].title = "how esolm demo prepares its data"
+    for action in () if demo else made.groups["corpus"]._group_actions:
+        action.help = argparse.SUPPRESS
     for name, word in (("net", "net.length"), ("system", "system.name")):
         action = next(each for each in made._actions if each.dest == word)
         made._optionals._group_actions.remove(action)

@@ -10,7 +10,7 @@ from ..runtime.dotted import flat
 from ..training.config import RunConfig, add_options, read_preset
 from ..tune.config import DpoConfig, GrpoConfig
 from . import COMMANDS
-from .adapt import check_model
+from .adapt import add_arguments, arguments
 from .examples import EXAMPLES
 from .parsing import parse, parser, taken
 from .train import OWN, check_words, name_groups, show
@@ -52,6 +52,7 @@ def make_parser(name: str = "grpo") -> Any:
     known = add_options(made, "esolm", KINDS[name])
     made.set_defaults({key: value for key, value in flat(read_preset(f"_{name}")).items() if key in known})
     name_groups(made, "esolm")
+    add_arguments(made)
     return made
 
 
@@ -67,10 +68,7 @@ def read(name: str, words: list[str], helping: bool) -> tuple[RunConfig, bool]:
     kind, preset, own = KINDS[name], f"_{name}", OPTION[name]
     if helping:
         parse(make_parser(name), ["--help"])
-    if len(words) < 2 or any(word.startswith("-") for word in words[:2]):
-        raise ValueError(f"give a model and a run folder first: esolm tune {name} MODEL RUN {own}")
-    (model, folder), words = words[:2], words[2:]
-    check_model(Path(model))
+    model, folder, words = arguments(f"tune {name}", words, own)
     words = ["=".join([SHORT.get(option, option), *rest]) for option, *rest in (word.split("=", 1) for word in words)]
     printing, words = taken(words, f"--{OWN}")
     system, made = system_of(model, Path(folder)), new_parser(name)

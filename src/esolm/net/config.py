@@ -37,15 +37,21 @@ class DenoiserConfig:
     length: int = 1024
     """Tokens in a training sequence."""
     layers: int = 12
+    """Number of blocks."""
     width: int = 768
+    """Width of the embeddings and of every block."""
     heads: int = 12
+    """Heads of the attention."""
     cond_width: int = 128
     """Width of the time condition of AdaLN."""
     adaln: bool = True
     """Condition every block on the time (fed zero by masked diffusion); False is the plain AR transformer."""
     dropout: float = 0.1
+    """Dropout of what attention and MLP add, in training."""
     mlp_ratio: int = 4
+    """Inner width of the MLP, as a multiple of the width, unless mlp_width gives it."""
     rotary_base: float = 10000.0
+    """Base of the rotary frequencies."""
     init: Literal["paper", "gpt2"] = "paper"
     """Initial weights: the paper's, with a zero output layer, or GPT-2's, which learn far more in a few hundred steps.
     AdaLN's modulation starts at zero in both."""
@@ -60,15 +66,19 @@ class DenoiserConfig:
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm or RMSNorm."""
     norm_eps: float = 1e-5
+    """What LayerNorm and RMSNorm add to the variance."""
     norm_bias: bool = False
     """Whether LayerNorm has a bias."""
     qk_norm: bool = False
     """RMSNorm of each head of queries and keys, before the rotation."""
     qkv_bias: bool = False
+    """Whether the projections to queries, keys and values have a bias."""
     out_bias: bool = False
     """Whether the output projection of the attention has a bias."""
     mlp_bias: bool = True
+    """Whether the layers of the MLP have a bias."""
     head_bias: bool = True
+    """Whether the output layer has a bias."""
     tied: bool = False
     """Use the embedding as the weight of the output layer."""
     positions: Literal["rotary", "learned"] = "rotary"

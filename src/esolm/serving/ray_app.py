@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_type_hints
 
 try:
@@ -18,7 +17,7 @@ except ImportError as error:
     raise ImportError("esolm.serving.ray_app needs Ray Serve: pip install 'esolm[ray]'") from error
 
 from .engine import Engine
-from .options import EngineOptions, ServerOptions
+from .options import EngineOptions, ServerOptions, key_and_name
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,7 @@ def parsed(args: Mapping[str, Any]) -> dict[str, Any]:
     found["model"] = found["model"] or os.environ.get("ESOLM_MODEL")
     if not found["model"]:
         raise ValueError("there is no model: give model=FOLDER, or set the variable ESOLM_MODEL")
-    found["api_key"] = found["api_key"] or os.environ.get("ESOLM_API_KEY")
-    found["name"] = found["name"] or Path(found["model"]).resolve().name
+    found |= key_and_name(found, found["model"])
     for kind in KINDS:
         _options(kind, found)  # wrong values fail here, not on every replica
     return found

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from ..runtime.dotted import flat, listed, merged, nest
+from ..runtime.parsers import new_parser, wrong_type
 from ..runtime.signatures import class_in, literal, modules, signature
 from .options import Batching, Compute, CorpusOptions, Distill, Optim, Saving, Tuning, Validation
 
@@ -89,7 +90,9 @@ class RunConfig:
         sizes = [size for size in SIZES if f"net.{size}" in above]
         if (init := above.get("init")) is not None and sizes:
             raise ValueError(f"the weights of init {init} determine net.{sizes[0]}: leave it out")
-        config = cls.from_tree(_over(read_preset(name), nest(above)), name)
+        tree = read_preset(name)
+        tree.pop("starts_from", None)
+        config = cls.from_tree(_over(tree, nest(above)), name)
         short = Path(name).name.removesuffix(".yaml").removesuffix(".yml")  # not the stem: qwen3-0.6b has a dot
         return config if config.run is not None else dataclasses.replace(config, run=f"runs/{short}")
 
@@ -99,9 +102,7 @@ class RunConfig:
 
         name: where the dict comes from, for error messages.
         """
-        from jsonargparse import ArgumentParser
-
-        parser = ArgumentParser(exit_on_error=False)
+        parser = new_parser()
         known = add_options(parser, flat(tree).get("system.name", "esolm"), cls)
         for key in flat(tree):
             if key not in known:
@@ -109,7 +110,11 @@ class RunConfig:
         try:
             checked = parser.parse_object(nest(flat(tree))).as_dict()
         except argparse.ArgumentError as error:
-            raise ValueError(f"{name}: {' '.join(str(error).split()).replace('Parser key ', '')}") from error
+            where = f"{name}: " if name.endswith((".yaml", ".yml")) else ""
+            if (wrong := wrong_type(str(error), parser._actions)) is None:
+                raise ValueError(f"{where}{' '.join(str(error).split())}") from error
+            value = flat(tree).get(wrong.option, wrong.value)
+            raise ValueError(f"{where}{wrong.option} is {value!r}; it must be {wrong.allowed}") from error
         groups = {key: group(**checked.pop(key)) for key, group in cls.groups().items()}
         return cls(**{**checked, **groups, "log": tuple(checked["log"])})
 
@@ -184,7 +189,10 @@ def _files() -> dict[str, Any]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The tree of a preset or a YAML file, merged over its `base`."""
+    """The tree of a preset or a YAML file, merged over its `base`.
+
+    Besides options it may have `starts_from`: what `init` must name, in words.
+    """
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
             raise ValueError(f"no file {name}: give a YAML file or one of the presets {', '.join(preset_names())}")

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..data import Manifest
 from ..net.config import with_defaults
+from ..net.denoiser import DenoiserConfig
 from ..storage import checkpoint, folder
 from ..storage.models import locate
 from ..systems import System
@@ -32,13 +34,34 @@ class _Ids(NamedTuple):
 
 
 def initial_sizes(config: RunConfig) -> dict[str, Any]:
-    """The fields of the network that `init` names, if it is a model folder or a run that exists; otherwise none."""
-    if config.init is None or not Path(config.init).is_dir():
+    """The fields of the network that `init` names, if it is a model or a run that exists; otherwise none."""
+    path = Path(folder.packaged().get(str(config.init), str(config.init)))
+    if config.init is None or not path.is_dir():
         return {}
-    path = Path(config.init)
     if folder.is_model(path):
         return with_defaults(json.loads((path / "config.json").read_text(encoding="utf-8"))["net"])
     return with_defaults(checkpoint.read(locate(path)[0])["identity"]["net"])
+
+
+def data_sizes(config: RunConfig) -> tuple[int, int] | None:
+    """The length and the vocabulary of the data folder, if there is one."""
+    if not (Path(config.data) / "manifest.json").is_file():
+        return None
+    manifest = Manifest.load(Path(config.data))
+    return manifest.length, manifest.vocab_size
+
+
+def guesses(config: RunConfig, net: DenoiserConfig, known_ids: bool) -> list[str]:
+    """What the figures assume because a folder that the configuration names is not there, a sentence each."""
+    found = []
+    if data_sizes(config) is None:
+        length = [f"length {net.length}"] if config.net.get("length") is None else []
+        ids = [] if known_ids else [f"{net.vocab_size:,} ids"]
+        if length or ids:
+            found.append(f"planned for {' and '.join(length + ids)}: {config.data} was not found")
+    if config.init is not None and not initial_sizes(config):
+        found.append(f"planned for {net.layers} layers of width {net.width}: {config.init} was not found")
+    return found
 
 
 def soft_share(system: System, steps: int) -> float:
@@ -50,16 +73,19 @@ def soft_share(system: System, steps: int) -> float:
 def plan(config: RunConfig, cluster: Cluster, vocab_size: int | None = None) -> dict[str, Any]:
     """All figures of a run.
 
-    vocab_size: of the tokenizer, the mask included; None: that of `init`, of the configuration, or of GPT-2.
+    vocab_size: of the tokenizer, the mask included; None: that of `init`, of the data, of the configuration, or of
+    GPT-2.
     """
-    start = initial_sizes(config)
+    start, data = initial_sizes(config), data_sizes(config)
     config = dataclasses.replace(config, net={**config.net, **{name: start[name] for name in SIZES if start}})
+    known_ids = vocab_size is not None or bool(start)
     if vocab_size is None:
-        vocab_size = start.get("vocab_size") or config.corpus.vocab_size or GPT2_IDS
+        vocab_size = start.get("vocab_size") or (data and data[1]) or config.corpus.vocab_size or GPT2_IDS
     if vocab_size < 2:
         raise ValueError(f"vocab_size is {vocab_size}; it must be at least 2")
     system = config.make_system(_Ids(vocab_size, *(vocab_size - 1,) * 3))
-    net = config.net_config(vocab_size, config.net.get("length") or config.corpus.length, system)
+    length = data[0] if data else config.net.get("length") or config.corpus.length
+    net = config.net_config(vocab_size, length, system)
     compute = config.compute
     if compute.precision == "auto":
         compute = dataclasses.replace(compute, precision="bf16")
@@ -76,6 +102,8 @@ def plan(config: RunConfig, cluster: Cluster, vocab_size: int | None = None) -> 
     speed = cluster.gpus * cluster.tflops * 1e12 * cluster.efficiency / flops
     sent = traffic(net, compute, cluster.gpus, len(micro_batches), config.tuning)
     return {
+        "network": {name: getattr(net, name) for name in ("layers", "width", "length", "vocab_size")},
+        "notes": guesses(config, net, known_ids),
         "parameters": tuned.every,
         "trained_parameters": tuned.trained,
         "gpus": cluster.gpus,

@@ -92,6 +92,8 @@ def opening(config: RunConfig, parameters: int, sequences: int | None = None) ->
     sequences: those of the training split.
     """
     steps, warmup, curriculum = config.steps, config.optim.warmup, config.system.get("curriculum") or 0
+    if type(config) is not RunConfig:  # one of `esolm tune`, which does not follow the curriculum of the model's system
+        curriculum = 0
     text = f"{parameters:,} parameters, {config.batch.size} x {config.net['length']} tokens a step, {steps:,} steps"
     if sequences is not None and (epochs := steps * config.batch.size / sequences) > MANY_EPOCHS:
         text += (

@@ -117,6 +117,14 @@ def resolve_compute(config: RunConfig, ranks: Ranks) -> Compute:
     return dataclasses.replace(compute, device=str(device), precision=precision)
 
 
+def at_alphas(config: RunConfig, system: System) -> list[tuple[float, System]]:
+    """The system at each alpha_0 that validation reports."""
+    try:
+        return [(alpha_0, system.with_alpha_0(alpha_0)) for alpha_0 in config.validation.alpha_0]
+    except ValueError as error:
+        raise ValueError(f"validation.alpha_0: {error} (--validation.alpha_0 '[]' leaves out all of them)") from error
+
+
 def loaders(config: RunConfig, manifest: Manifest, ranks: Ranks) -> tuple[Loader, Loader]:
     """The loaders of the training and the validation split; raises ValueError if the batch does not divide."""
     config.batch.micro_batches(ranks.rank, ranks.world)

@@ -27,7 +27,7 @@ from .distill import Teacher
 from .distill import check as check_distillation
 from .learner import Learner, learning_rate
 from .loss import Batches, Objective, accumulate, check_finite, validate, variance
-from .resolve import build, enter, identify, initial_weights, loaders, open_data, resolve, resolve_compute
+from .resolve import at_alphas, build, enter, identify, initial_weights, loaders, open_data, resolve, resolve_compute
 
 Record = dict[str, Any]
 """One line of metrics.jsonl."""
@@ -126,7 +126,7 @@ class Session:
         self.config = config = ranks.everywhere(lambda: resolve(config, manifest, start, kept))
         self.system = self.configured = config.make_system(manifest)
         check_distillation(config, self.system)
-        self.at_other_alpha_0 = [(a, self.system.with_alpha_0(a)) for a in config.validation.alpha_0]
+        self.at_other_alpha_0 = at_alphas(config, self.system)
         self.batches, self.held_out = ranks.everywhere(lambda: self.sources(config, manifest, ranks))
         self.loggers = ranks.everywhere(lambda: report.loggers(config.log if ranks.rank == 0 else ()))
         self.notes = ranks.once(lambda: self.enter(config, manifest))
