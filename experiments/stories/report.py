@@ -181,8 +181,8 @@ PAGE = """Read what the bundled model writes; nothing is selected or edited. The
 
 SEEDS = {
     "sure": "One sample of each of the seeds 0 to 4, not selected. The surest token of the next 16 first "
-    "(`esolm sample stories --sampler confidence --window 16 --top_p 0.9 --seed N`):",
-    "seed": "In random order (`esolm sample stories --top_p 0.9 --seed N`):",
+    "(`esolm sample stories --sampler confidence --window 16 --top_p 0.9 --seed N --precision float32`):",
+    "seed": "In random order (`esolm sample stories --top_p 0.9 --seed N --precision float32`):",
 }
 """What stands above the samples in the card, by the beginning of the names of their results."""
 
@@ -190,8 +190,9 @@ CARD = """## Intended use
 
 Trying `esolm` within seconds of installing it: `esolm sample stories --show`, `esolm infill stories "Tom ____ the dog."`. The
 model writes short stories in the words of a small child, in any order, and fills in blanks given both sides. From left to
-right, and when the surest of the next 16 tokens is drawn first (`--sampler confidence --window 16`), the stories are mostly sound.
-In random order it still doubles or drops words and forgets who did what. It knows nothing else. Do not use it for anything else.
+right its stories are mostly sound. When the surest of the next 16 tokens is drawn first (`--sampler confidence --window 16`), the plot
+mostly holds, and a word is doubled or dropped in most stories. In random order sentences break and the plot is lost; a smaller
+nucleus (`--top_p 0.5`) makes the sentences simpler and sounder. It knows nothing else. Do not use it for anything else.
 
 ## Training
 
