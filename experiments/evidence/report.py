@@ -28,6 +28,8 @@ PAPER = {
 }  # fmt: skip
 """Perplexities of the bounds in the paper's Table 1 (LM1B)."""
 SEEDS = (0, 1, 2)
+STUDENT = (63.66, 9.92, 5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17)
+"""Student's t at 99 %, two-sided, for 1 to 10 degrees of freedom."""
 COMPARED = {
     "MDLM against Eso-LM at alpha_0 = 1": ("mdlm", "esolm-1", math.log(36.12 / 31.78)),
     "(A) against (B) at alpha_0 = 1": ("esolm-a-1", "esolm-1", math.log(36.12 / 30.96)),
@@ -74,7 +76,7 @@ def report(results: Results) -> str:
             exact, bias = number(value, weighed[0]["stderr"], 3), number(change, None, 3)
         paper = f"{PAPER[run]:.2f}" if run in PAPER else ""
         perplexity = f"{found[0][0]['perplexity']:,.1f}"
-        rows.append([name, exact, bias, *([""] * 3 if run == "ar" else bounds), perplexity, paper])
+        rows.append([name, exact, bias, *(["", *bounds[1:]] if run == "ar" else bounds), perplexity, paper])
     columns = ("system", "exact", "bias left", "bound", "seed 1", "seed 2", "perplexity", "in the paper")
     tokens = max(
         (each["tokens"] for name, each in results.items() if name.startswith("run-") and "tokens" in each), default=0
@@ -143,11 +145,12 @@ def spread(results: Results) -> tuple[float, int]:
     return (squares / freedom) ** 0.5 if freedom else 0.0, freedom
 
 
-def ruled(gain: float, error: float) -> str:
-    """The verdict: three standard errors decide."""
+def ruled(gain: float, error: float, freedom: int) -> str:
+    """The verdict: significant at 1 % by Student's t."""
     if not error:
         return "one seed, no verdict"
-    return "confirmed" if gain > 3 * error else "contradicted" if gain < -3 * error else "not distinguishable"
+    least = error * STUDENT[min(freedom, len(STUDENT)) - 1]
+    return "confirmed" if gain > least else "contradicted" if gain < -least else "not distinguishable"
 
 
 def comparisons(results: Results) -> str:
@@ -157,14 +160,15 @@ def comparisons(results: Results) -> str:
         if (found := comparison(results, better, other)) is not None:
             gain, count = found
             error = noise * (2 / count) ** 0.5
-            rows.append([name, number(paper), number(gain, error or None, 3), str(count), ruled(gain, error)])
+            rows.append([name, number(paper), number(gain, error or None, 3), str(count), ruled(gain, error, freedom)])
     if not rows:
         return ""
     rule = (
         "Gain in nats of the first over the second, as a mean over n seeds that both have, ± its standard error s √(2 / n), where s is "
         + (f"the standard deviation over seeds, {noise:.4f} nats, pooled over all runs with several ({freedom} degrees of "
            "freedom). " if freedom else "the standard deviation over seeds; no run has two seeds yet. ")
-        + "The rule: confirmed if the gain exceeds three standard errors."
+        + "The rule: confirmed if the gain is above zero at 1 % by Student's t with these degrees of freedom, two-sided. With one "
+        "seed of a pair, this takes the spread over seeds to be that of the other runs."
     )  # fmt: skip
     return f"{rule}\n\n" + table(("comparison", "paper", "gain", "seeds", "verdict"), rows)
 

@@ -92,10 +92,11 @@ def test_curve_averages_disjoint_groups() -> None:
     assert [k for k, values in paired.items() if "jackknife" in values] == [4]
 
 
-def test_decades() -> None:
-    assert estimators.decades(1) == [1]
-    assert estimators.decades(10) == [1, 10]
-    assert estimators.decades(5000) == [1, 10, 100, 1000, 5000]
+def test_curve_sizes() -> None:
+    assert estimators.curve_sizes(1) == [1]
+    assert estimators.curve_sizes(10) == [1, 5, 10]
+    assert estimators.curve_sizes(10, pair=2) == [1, 4, 10]
+    assert estimators.curve_sizes(5000) == [1, 10, 100, 1000, 2500, 5000]
 
 
 def bootstrap(nats: Tensor, weight: Tensor, draws: int) -> float:

@@ -115,7 +115,7 @@ def test_json(home: Path, capsys: pytest.CaptureFixture[str], system: str, estim
         assert record["seconds"] > 0
         orders = None if estimator == "nelbo" else 1 if system == "ar" else 12
         assert record["num_orders"] == orders
-        curve = [] if orders is None else [1] if orders == 1 else [1, 10, 12]
+        curve = [] if orders is None else [1] if orders == 1 else [1, 6, 10, 12]
         assert [row["num_orders"] for row in record["curve"]] == curve
         assert (record["moved"] is None) == (orders in (None, 1))
     assert records[0]["tokens"] == len(TEXT) + 1

@@ -54,9 +54,13 @@ def curve(log_w: Tensor, sizes: list[int], pair: int = 1) -> dict[int, dict[str,
     return found
 
 
-def decades(num_orders: int) -> list[int]:
-    """1, 10, 100, ... and num_orders itself."""
-    return [k for k in (10**i for i in range(12)) if k < num_orders] + [num_orders]
+def curve_sizes(num_orders: int, pair: int = 1) -> list[int]:
+    """1, 10, 100, ..., half of num_orders, and num_orders itself; half of it in whole pairs.
+
+    The change from the half to the whole tells what is left of the bias.
+    """
+    half = num_orders // (2 * pair) * pair
+    return sorted({*(10**i for i in range(12) if 10**i < num_orders), *([half] if half else []), num_orders})
 
 
 def standard_error(nats: Tensor, weight: Tensor) -> float:

@@ -132,7 +132,7 @@ def from_weights(log_w: Tensor, sequences: Sequences, estimator: str, exact: boo
         nats = estimators.bound(log_w) if estimator == "iw" else estimators.jackknife(log_w, pair)
     kind = "exact" if exact else "estimate" if estimator == "jackknife" else "bound"
     curve, moved = [], None
-    for k, values in estimators.curve(log_w, estimators.decades(num_orders), pair).items():
+    for k, values in estimators.curve(log_w, estimators.curve_sizes(num_orders, pair), pair).items():
         row: dict[str, Any] = {"num_orders": k}
         for name in ("bound", "jackknife"):
             value = values.get(name)
