@@ -219,6 +219,18 @@ def test_the_options_are_those_of_the_request(window: Window):
     expect(window["#num_steps"]).to_be_hidden()
 
 
+def test_the_surest_tokens_come_first_unless_another_sampler_is_chosen(window: Window):
+    expect(window["#sampler"]).to_have_value("confidence")
+    made = window.generate(sampler="confidence", window=12)
+    assert made == decoded(row_of(sampler="confidence", window=12))
+    expect(window["#num_steps"]).to_be_visible()
+    window.set(sampler="left_to_right")
+    expect(window["#window"]).to_be_hidden()
+    window["button[type=reset]"].click()
+    expect(window["#sampler"]).to_have_value("confidence")
+    expect(window["#window"]).to_have_value("16")
+
+
 def test_a_link_reproduces_the_sample(window: Window):
     window.generate(alpha_0=0.25, temperature=0.8, other="left_to_right")
     window.word(5).focus()
@@ -312,7 +324,7 @@ def test_a_key_is_asked_for(tab: Page):
 
 def test_the_keyboard_alone(window: Window):
     press, focused = window.page.keyboard.press, window[":focus"]
-    window.set(seed=7, count=COUNT)
+    window.set(seed=7, count=COUNT, sampler="")
     window["#source"].evaluate("box => box.focus()")
     window.page.keyboard.type(PROMPT)
     press("Control+Enter")

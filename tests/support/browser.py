@@ -100,7 +100,7 @@ class Window:
 
     def generate(self, source: str = PROMPT, **values: Any) -> str:
         """Generate a text with a seed; returns what is shown."""
-        self.set(**{"seed": 7, "count": COUNT, **values})
+        self.set(**{"seed": 7, "count": COUNT, "sampler": "", **values})
         self["#source"].fill(source)
         self["#go"].click()
         self.rest()
@@ -122,12 +122,16 @@ class Window:
         self.rest()
 
     def drag(self, first: int, last: int) -> None:
+        self.sweep(first, last)
+        self.rest()
+
+    def sweep(self, first: int, last: int) -> None:
+        """Drag from a word to another, and do not wait."""
         for action, number in (("down", first), ("up", last)):
             box = self.word(number).bounding_box()
             assert box is not None
             self.page.mouse.move(box["x"] + box["width"] - 3, box["y"] + box["height"] / 2)
             getattr(self.page.mouse, action)()
-        self.rest()
 
     def tool(self, name: str) -> None:
         self[f"input[value={name}]"].check()

@@ -78,12 +78,12 @@ def main(model: str, folder: Path = FOLDER, seed: int = 3) -> None:
             return Window(found.new_context(**options).new_page(), url)
 
         light = window(viewport=DESK)
-        light.generate(PROMPT, seed=seed, count=80)
+        light.generate(PROMPT, seed=seed, count=80, sampler="confidence")
         light.tool("lock")
         light.click(18)
         light.tool("rewrite")
-        light.drag(22, 27)
-        light.word(25).hover()
+        light.drag(19, 24)
+        light.word(24).hover()
         light.expect(light["#peek"]).to_be_visible()
         take(light, "page", folder)
 
@@ -93,10 +93,9 @@ def main(model: str, folder: Path = FOLDER, seed: int = 3) -> None:
         film = Film(small)
         film.shoot(1500)
         film.watch(small["#go"].click)
-        for number in (16, 24, 33):
-            small.word(number).hover()
-            film.shoot(900)
-            film.watch(small.word(number).click)
+        small.word(19).hover()
+        film.shoot(900)
+        film.watch(lambda: small.sweep(19, 24))
         film.save(folder / "page.gif")
 
         dark = window(viewport={**DESK, "height": 960}, color_scheme="dark")

@@ -1,7 +1,7 @@
 // The options of the page: their values, those that a sampler takes, and how they are shown.
 
 const $ = (id) => document.getElementById(id);
-const SLIDERS = ["count", "per_blank", "alpha_0", "num_steps", "parallelism", "temperature", "top_p"];
+const SLIDERS = ["count", "per_blank", "alpha_0", "num_steps", "parallelism", "window", "temperature", "top_p"];
 export const SETTINGS = [...SLIDERS, "sampler", "other"];
 export const NOTHING = "-";  // the value of "compare with nothing"
 let samplers = {};  // each with the options that it takes
@@ -21,17 +21,19 @@ export function sampling_options(values, sampler) {
   if (sampler) body.sampler = sampler;
   if (values.alpha_0 >= 0 && takes.includes("alpha_0")) body.alpha_0 = Number(values.alpha_0);
   if (values.num_steps > 0 && takes.includes("num_steps")) body.num_steps = Number(values.num_steps);
-  if (takes.includes("parallelism")) body.parallelism = Number(values.parallelism);
+  for (const name of ["parallelism", "window"]) if (takes.includes(name)) body[name] = Number(values[name]);
   return body;
 }
 
+// The surest of the next tokens first is what reads best of the samplers in any order, so it is chosen where it exists.
 export function offer_samplers(model) {
   samplers = model.samplers;
   $("count").max = $("num_steps").max = model.max_length;
   for (const select of [$("sampler"), $("other")]) {
     const there = new Set([...select.options].map((option) => option.value));
     for (const name of Object.keys(samplers)) {
-      if (name !== "order" && !there.has(name)) select.append(new Option(title(name), name));
+      const best = select.id === "sampler" && name === "confidence" && samplers[name].includes("window");
+      if (name !== "order" && !there.has(name)) select.append(new Option(title(name), name, best, best));
     }
   }
   show_options();
