@@ -31,7 +31,7 @@ from .net.native.engine import fold_for
 from .net.protocol import Network
 from .runtime import machine
 from .sampling.events import Event
-from .sampling.options import SamplingOptions
+from .sampling.options import SamplingOptions, given_options
 from .sampling.request import Request
 from .storage.models import read_model
 from .systems import System
@@ -39,7 +39,7 @@ from .systems import System
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .sampling.options import SamplingKeywords
+    from .sampling.options import SamplingKeywords, given_options
 
 
 def load(
@@ -135,7 +135,7 @@ class LanguageModel:
     ) -> Iterator[Event]:
         """Generate as `sample` does, and yield an event after each step."""
         rows, total = prompted(self.tokenizer, self.net.config.length, prompt, num_samples, length, tokens)
-        return self.stream_rows(rows, total, part, SamplingOptions(**options))
+        return self.stream_rows(rows, total, part, given_options(options, self.stream))
 
     def chat(self, messages: str | Sequence[Message], length: int | None = None, **options: Any) -> str:
         """The answer to a question or to messages, by the tokenizer's chat template; options as in `sample`."""
@@ -178,7 +178,7 @@ class LanguageModel:
         texts = [text] if isinstance(text, str) else list(text)
         if num_samples < 1:
             raise ValueError(f"num_samples is {num_samples}; it must be at least 1")
-        made = SamplingOptions(**options)
+        made = given_options(options, self.infill)
         how = (blank, tokens_per_blank, made, length_prior)
         samples = [range(i * num_samples, (i + 1) * num_samples) for i in range(len(texts))]
         each = [self.blanked_rows(some, length_choice, one, *how) for some, one in zip(samples, texts, strict=True)]
@@ -211,7 +211,7 @@ class LanguageModel:
 
         The likelihood of the given tokens, at the positions that the lengths give them, times the prior.
         """
-        text_of = (text, blank, tokens_per_blank, SamplingOptions(**options), length_prior)
+        text_of = (text, blank, tokens_per_blank, given_options(options, self.blank_lengths), length_prior)
         return self._lengths(*text_of).compared
 
     def log_weights(self, samples: Samples, batch_size: int = 32) -> Tensor:

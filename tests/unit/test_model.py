@@ -534,3 +534,13 @@ def test_another_alpha_0_than_the_one_kappa_was_pinned_to() -> None:
     lm = LanguageModel(MODELS["esolm"].net, toy.make("esolm", BYTES.mask_id, alpha_0=1.0, kappa=1.0), BYTES)
     assert lm.log_prob("abc", alpha_0=0.3).total < 0
     assert lm.at(0.3).system.alpha_0 == 0.3  # type: ignore[attr-defined]
+
+
+def test_an_option_that_does_not_exist_gets_a_suggestion() -> None:
+    lm = MODELS["esolm"]
+    with pytest.raises(TypeError, match=r"no sampling option 'num_sample': did you mean num_samples\?"):
+        lm.sample(num_sample=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'tokens_per_blanks': did you mean tokens_per_blank\?"):
+        lm.infill("a ____ b", tokens_per_blanks=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="'zzz': choose from sampler, "):
+        lm.blank_lengths("a ____ b", 2, zzz=2)  # type: ignore[call-arg]

@@ -5,7 +5,9 @@ Imports nothing heavy, so that `esolm sample --help` answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -119,3 +121,14 @@ class SamplingKeywords(TypedDict, total=False):
     top_k: int | None
     seed: int
     batch_size: int
+
+
+def given_options(options: Mapping[str, Any], method: Callable[..., Any]) -> SamplingOptions:
+    """The sampling options of a call of a method; raises TypeError, with a near name, for one that does not exist."""
+    fields = SamplingOptions.__dataclass_fields__
+    for name in options:
+        if name not in fields:
+            near = difflib.get_close_matches(name, [*inspect.signature(method).parameters, *fields], 1)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(fields)}"
+            raise TypeError(f"no sampling option {name!r}: {hint}")
+    return SamplingOptions(**options)
