@@ -71,9 +71,12 @@ def report(results: Results) -> str:
         bounds = [number(found[0][0]["nats"], found[0][0]["stderr"], 3)]
         bounds += ["" if each is None else number(each[0]["nats"], None, 3) for each in found[1:]]
         exact, bias = ("", "") if run != "ar" else (bounds[0], "0")
-        if (weighed := results.get(f"exact-{run}-0")) is not None:
-            value, change = estimate(weighed)
-            exact, bias = number(value, weighed[0]["stderr"], 3), number(change, None, 3)
+        weighed = {seed: each for seed in SEEDS if (each := results.get(f"exact-{run}-{seed}")) is not None}
+        if weighed:
+            seed, first = min(weighed.items())
+            value, change = estimate(first)
+            exact, bias = number(value, first[0]["stderr"], 3), number(change, None, 3)
+            exact += f" (seed {seed})" if seed else ""
         paper = f"{PAPER[run]:.2f}" if run in PAPER else ""
         perplexity = f"{found[0][0]['perplexity']:,.1f}"
         rows.append([name, exact, bias, *(["", *bounds[1:]] if run == "ar" else bounds), perplexity, paper])
