@@ -55,10 +55,10 @@ def estimate(found: Any) -> tuple[float, float | None]:
     return curve[-1]["jackknife"], half[0]["jackknife"] - curve[-1]["jackknife"] if half else None
 
 
-def nats(results: Results, run: str, kind: str = "bound") -> list[float]:
-    """The bounds of all seeds of a run, or with `exact` the jackknives."""
-    names = [f"{kind}-{run}-{seed}" for seed in SEEDS]
-    return [estimate(results[name])[0] for name in names if name in results]
+def nats(results: Results, run: str, kind: str = "bound") -> dict[int, float]:
+    """The bounds of a run by seed, or with `exact` the jackknives."""
+    names = {seed: f"{kind}-{run}-{seed}" for seed in SEEDS}
+    return {seed: estimate(results[name])[0] for seed, name in names.items() if name in results}
 
 
 def report(results: Results) -> str:
@@ -119,13 +119,13 @@ def heart(results: Results) -> str:
 
 def ahead(results: Results) -> str:
     """Say what of the lead of Eso-LM at alpha_0 = 1 over MDLM is due to the weights, if it leads."""
-    lead, rest = comparison(results, "esolm-1", "mdlm"), comparison(results, "esolm-1-elbo", "mdlm")
+    lead, rest = comparison(results, "esolm-1", "esolm-1-elbo"), comparison(results, "esolm-1-elbo", "mdlm")
     curves = [results.get(f"run-{run}-0", {}).get("validations", {}) for run in ("mdlm", "esolm-1-elbo")]
     if lead is None or rest is None or lead[0] < 0 or not curves[0]:
         return ""
     leads = {int(step): loss - curves[1][step] for step, loss in curves[0].items() if step in curves[1]}
     return AHEAD.format(
-        weights=lead[0] - rest[0],
+        weights=lead[0],
         rest=rest[0],
         leads=", ".join(number(each) for each in leads.values()),
         steps=", ".join(f"{step:,}" for step in leads),
@@ -135,14 +135,15 @@ def ahead(results: Results) -> str:
 def comparison(results: Results, better: str, other: str) -> tuple[float, int] | None:
     """The mean gain over the seeds that both have, and their number; None without results. Jackknives if both have them."""
     for kind in ("exact", "bound"):
-        if gains := [b - a for a, b in zip(nats(results, better, kind), nats(results, other, kind), strict=False)]:
+        first, second = nats(results, better, kind), nats(results, other, kind)
+        if gains := [second[seed] - first[seed] for seed in SEEDS if seed in first and seed in second]:
             break
     return (statistics.mean(gains), len(gains)) if gains else None
 
 
 def spread(results: Results) -> tuple[float, int]:
     """The standard deviation over seeds, pooled over all runs that have several, and its degrees of freedom."""
-    several = [values for run in ROWS if len(values := nats(results, run)) > 1]
+    several = [values for run in ROWS if len(values := [*nats(results, run).values()]) > 1]
     freedom = sum(len(values) - 1 for values in several)
     squares = sum(statistics.variance(values) * (len(values) - 1) for values in several)
     return (squares / freedom) ** 0.5 if freedom else 0.0, freedom
