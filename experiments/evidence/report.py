@@ -133,11 +133,15 @@ def ahead(results: Results) -> str:
 
 
 def comparison(results: Results, better: str, other: str) -> tuple[float, int] | None:
-    """The mean gain over the seeds that both have, and their number; None without results. Jackknives if both have them."""
-    for kind in ("exact", "bound"):
+    """The mean gain over the seeds that both have, and their number; None without results.
+
+    It is that of the jackknives if as many seeds have them as have bounds.
+    """
+    found = []
+    for kind in ("bound", "exact"):
         first, second = nats(results, better, kind), nats(results, other, kind)
-        if gains := [second[seed] - first[seed] for seed in SEEDS if seed in first and seed in second]:
-            break
+        found.append([second[seed] - first[seed] for seed in SEEDS if seed in first and seed in second])
+    gains = found[1] if len(found[1]) >= len(found[0]) else found[0]
     return (statistics.mean(gains), len(gains)) if gains else None
 
 
