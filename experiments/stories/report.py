@@ -191,7 +191,7 @@ CARD = """## Intended use
 Trying `esolm` within seconds of installing it: `esolm sample stories --show`, `esolm infill stories "Tom ____ the dog."`. The
 model writes short stories in the words of a small child, in any order, and fills in blanks given both sides. From left to
 right its stories are mostly sound. When the surest of the next 16 tokens is drawn first (`--sampler confidence --window 16`), the plot
-mostly holds, and a word is doubled or dropped in most stories. In random order sentences break and the plot is lost; a smaller
+mostly holds, and words are doubled or dropped now and then. In random order sentences break and the plot is lost; a smaller
 nucleus (`--top_p 0.5`) makes the sentences simpler and sounder. It knows nothing else. Do not use it for anything else.
 
 ## Training
