@@ -156,6 +156,9 @@ class Piece(NamedTuple):
 
 
 def _fast(q: Tensor, k: Tensor, v: Tensor, pieces: tuple[Piece, ...]) -> Tensor:
+    """The tiled kernel; bf16 is trained in float32, because the bf16 kernel's backward pass is slower with masks."""
+    if q.dtype == torch.bfloat16 and q.requires_grad:
+        return _fast(q.float(), k.float(), v.float(), pieces).to(q.dtype)
     return _Fast.apply(q, *shared(q, k, v), pieces)
 
 
