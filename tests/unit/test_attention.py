@@ -176,9 +176,13 @@ def test_scores_far_apart_stay_finite() -> None:
 
 
 @pytest.mark.usefixtures("bf16")
-@pytest.mark.parametrize("name", ["causal", "two streams 7 of 7", "two streams 4 of 7", "blocks of 4 in 8", "prefix"])
-def test_bfloat16_is_close_to_float32(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["full", "causal", "two streams 7 of 7", "two streams 4 of 7", "blocks of 4 in 8", "prefix"]
+)
+@pytest.mark.parametrize("kept", [0, attention.PRODUCTS], ids=["kernel", "products"])
+def test_bfloat16_is_close_to_float32(name: str, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs to 2 % and gradients to 4 % of their size: bfloat16 has 8 bits, a unit of 0.4 %."""
+    monkeypatch.setattr(attention, "PRODUCTS", kept)
     visibility = CASES[name]
     span = slice(0, visibility.rank.shape[1])
     wide = [t.detach().bfloat16().float().requires_grad_() for t in inputs(span.stop, dtype=torch.float32)]

@@ -22,6 +22,8 @@ from ..core.visibility import Packed, Visibility
 from .tiling import Tiling, block_rows, tile_rows
 
 Flash = tuple[Tensor, Tensor]
+PRODUCTS = 1 << 25
+"""Up to this number of attention weights a layer may keep them for training in bf16 on a CPU: 64 MB."""
 HALVES = ("two_stream", "two_stream_prefix", "block")
 """Patterns with a z half and an x half."""
 
@@ -38,6 +40,9 @@ def attend(
     slots = visibility.rank.shape[1]
     span = slice(0, slots) if span is None else span
     whole = span.start == 0 and span.stop == slots
+    weights = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    if visibility.kind in ("full", "causal") and whole and _trains_bf16(q) and weights <= PRODUCTS:
+        return _products(q, *shared(q, k, v), causal=visibility.kind == "causal")
     if visibility.kind == "full":
         return mix(q, k, v)
     if q.is_cuda and whole and visibility.kind != "causal":
@@ -155,31 +160,54 @@ class Piece(NamedTuple):
         return self.place is not None and self.span != slice(0, self.place.slots)
 
 
+def _trains_bf16(q: Tensor) -> bool:
+    """Whether the CPU kernel's backward pass would run in bf16, which is several times slower than its parts."""
+    return q.dtype == torch.bfloat16 and q.requires_grad and q.device.type == "cpu"
+
+
+def _products(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Attention by two matrix products, which keeps the weights of all pairs for the backward pass."""
+    scores = (q @ k.mT) * q.shape[-1] ** -0.5
+    if causal:
+        scores = scores + _later(k.shape[2])
+    return scores.softmax(-1) @ v
+
+
+@functools.lru_cache(maxsize=4)
+def _later(slots: int) -> Tensor:
+    """A bias [N, N] that hides the keys after each query."""
+    return torch.full((slots, slots), float("-inf"), dtype=torch.bfloat16).triu_(1)
+
+
 def _fast(q: Tensor, k: Tensor, v: Tensor, pieces: tuple[Piece, ...]) -> Tensor:
-    """The tiled kernel; bf16 is trained in float32, because the bf16 kernel's backward pass is slower with masks."""
-    if q.dtype == torch.bfloat16 and q.requires_grad:
-        return _fast(q.float(), k.float(), v.float(), pieces).to(q.dtype)
     return _Fast.apply(q, *shared(q, k, v), pieces)
 
 
 class _Fast(torch.autograd.Function):
-    """All inputs, written into one output and one gradient, so that nothing is concatenated or padded later."""
+    """All inputs, written into one output and one gradient, so that nothing is concatenated or padded later.
+
+    For training in bf16 it computes in float32, because the backward pass of the bf16 kernel is slower.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: tuple[Piece, ...]) -> Tensor:
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *low, pieces = given
+        q, k, v = (_wider(ctx, t) for t in low)
         batch, heads, rows, width = q.shape
         new = q.new_zeros if any(piece.partial for piece in pieces) else q.new_empty
         out = new((batch, rows, heads, width)).transpose(1, 2)  # contiguous for the output projection
         kept: list[Tensor] = []
         for piece in pieces:
             kept += _forward(piece.asking(q), piece.of(k), piece.of(v), piece.visibility, piece.span, piece.asking(out))
-        ctx.save_for_backward(q, k, v, out, *kept)
+        out = out.to(low[0].dtype)
+        ctx.save_for_backward(*low, out, *kept)
         ctx.pieces = pieces
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, *kept = ctx.saved_tensors
+        dtype, kept = grad.dtype, ctx.saved_tensors[4:]
+        q, k, v, out, grad = (_wider(ctx, t) for t in (*ctx.saved_tensors[:4], grad))
         dq = (torch.zeros_like if any(piece.partial for piece in ctx.pieces) else torch.empty_like)(q)
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         for i, piece in enumerate(ctx.pieces):
@@ -187,7 +215,11 @@ class _Fast(torch.autograd.Function):
             k_i, v_i, dk_i, dv_i = (piece.of(t) for t in (k, v, dk, dv))
             lse, own = kept[2 * i : 2 * i + 2]
             _backward(grad_i, out_i, q_i, k_i, v_i, lse, own, piece.visibility, piece.span, (dq_i, dk_i, dv_i))
-        return dq, dk, dv, None
+        return dq.to(dtype), dk.to(dtype), dv.to(dtype), None
+
+
+def _wider(ctx: Any, t: Tensor) -> Tensor:
+    return t.float() if t.dtype == torch.bfloat16 and any(ctx.needs_input_grad) else t
 
 
 def _forward(

@@ -149,7 +149,8 @@ def activations(config: DenoiserConfig, counts: PassCounts, compute: Compute) ->
     A block keeps of each row: the inputs of both norms and, for AdaLN's gates, both residual updates in float32; in the
     precision of matrix products the outputs of the norms, q, k and v before and after the rotation, the mixed values
     twice, and both sides of the GELU, or SwiGLU's gate before and after SiLU, its value and their product; and two
-    dropout masks. A norm of q and k keeps its output too.
+    dropout masks. A norm of q and k keeps its output too. Not counted: the attention weights that full and causal
+    attention keep for training in bf16 on a CPU, at most 64 MB a block.
     """
     low, sizes, width = 2 if compute.precision == "bf16" else 4, config.sizes, config.width
     turned = (config.positions == "rotary") + config.qk_norm
