@@ -147,7 +147,13 @@ def longer(results: Results) -> str:
     (mdlm, of_mdlm), (eso, of_eso) = ((each[0]["nats"], each[0]["stderr"]) for each in bounds if each)
     error = math.hypot(of_mdlm, of_eso)
     change = (curves[0][shown[0]] - curves[1][shown[0]]) - (curves[0][last] - curves[1][last])
-    fate = "MDLM overtakes it" if eso > mdlm + 2 * error else "it stays ahead" if mdlm > eso + 2 * error else "they end level"
+    fate = (
+        "MDLM overtakes it"
+        if eso > mdlm + 2 * error
+        else "it stays ahead"
+        if mdlm > eso + 2 * error
+        else "they end level"
+    )
     return (
         f"Does MDLM overtake Eso-LM later? A network of half the width ({found[0]['parameters'] / 1e6:.1f} million parameters) "  # type: ignore[index]
         f"with four times the tokens ({found[0]['tokens'] / 1e6:.0f} million), both with the weights of the bound, one seed, nats "  # type: ignore[index]

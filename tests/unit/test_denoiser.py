@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 
 from esolm.core.order import inverse
 from esolm.core.visibility import Visibility, block, by_order, causal, full, sorted_two_stream, two_stream
-from esolm.net import head
+from esolm.net import head, rotary
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
 from esolm.net.fold import fold
 from support import paper, toy
@@ -340,3 +340,16 @@ def test_embeddings_that_get_noise_start_with_its_size(init: str) -> None:
     net = Denoiser(DenoiserConfig(500, L, layers=1, width=16, heads=2, cond_width=4, init=init, latent_width=20))  # type: ignore[arg-type]
     assert net.embed.weight.std().item() == pytest.approx(1, rel=0.05)
     assert net.head.weight is net.embed.weight
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_rotation_in_bfloat16_has_the_bits_of_its_two_halves(batch: int, sign: float) -> None:
+    """The faster form on a CPU, of a view as attention gets it."""
+    t = torch.randn(3, 5, 2, 8).bfloat16().transpose(1, 2)
+    cos, sin = (torch.randn(batch, 1, 5, 4).bfloat16() for _ in range(2))
+    a, b = t.chunk(2, -1)
+    halves = torch.addcmul(a * cos, b, sin, value=-sign), torch.addcmul(b * cos, a, sin, value=sign)
+    turned = rotary._turn(t, cos, sin, sign)
+    assert torch.equal(turned, torch.cat(halves, -1))
+    assert turned.stride() == t.stride()

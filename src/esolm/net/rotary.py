@@ -60,6 +60,11 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turn(t: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
+    if (
+        t.dtype == torch.bfloat16 and t.device.type == "cpu"
+    ):  # addcmul_ of halves is 4 to 8 times slower, with the same bits
+        both = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        return torch.mul(t, both[0]).addcmul_(t.roll(t.shape[-1] // 2, -1), both[1], value=sign)
     turned = torch.empty_like(t)
     (a, b), (first, second) = t.chunk(2, -1), turned.chunk(2, -1)
     torch.mul(a, cos, out=first).addcmul_(b, sin, value=-sign)
