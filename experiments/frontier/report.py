@@ -133,6 +133,25 @@ def verdict(found: list[dict[str, Any]]) -> str:
     )
 
 
+def findings(results: Results) -> list[list[str]]:
+    """Return rows for Findings 2 and 3, and for decoding without loss."""
+    found, rows = points(results), []
+    if best := frontier([p for p in found if p["system"] != "AR"]):
+        ours = [p for p in best if p["system"].startswith("Eso-LM")]
+        held = "confirmed" if len(ours) == len(best) else "partly" if ours else "not confirmed"
+        claim = "**2.** The best frontier of sampling time and quality, without AR"
+        here = f"{len(ours)} of {len(best)} settings on the frontier of time and judge are Eso-LM's"
+        rows.append([claim, "MAUVE and generative perplexity, OWT", here, held])
+    chosen = equal(found)
+    if {"esolm-one", "esolm-speculative"} <= chosen.keys():
+        one, fast = chosen["esolm-one"], chosen["esolm-speculative"]
+        error = math.hypot(one["stderr"], fast["stderr"])
+        here = f"{one['alone'] / fast['alone']:.2f} times as fast, judge {fast['nats'] - one['nats']:+.2f} ± {error:.2f} nats"
+        claim = "Not in the paper: any-order samples without loss in fewer passes (speculative against one token at a time, batch 1)"
+        rows.append([claim, "–", here, "confirmed" if fast["alone"] < one["alone"] else "not confirmed"])
+    return rows
+
+
 def equal(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return AR, Eso-LM one at a time and speculative, and MDLM's and BD3-LM's fastest setting that is judged as good as the former.
 

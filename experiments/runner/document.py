@@ -3,7 +3,7 @@
 The `report.py` of an experiment has `report(results) -> str`, its section of the document. Optional are
 `figures(results)`, a dict of matplotlib figures that are saved by name in docs/results, `pages(results)`, a dict of
 Markdown pages saved there too, and `findings(results)`, rows (claim, the paper's numbers, ours, verdict) for the table
-at the top.
+at the top, or at the top of the appendix, where the settings list the experiment.
 """
 
 from __future__ import annotations
@@ -49,14 +49,21 @@ class Results(Mapping[str, Any]):
 
 def build(plan: Plan, docs: Path, figures: bool = True) -> Path:
     """Write the document and return its path."""
-    parts = [text for name in plan.experiments if (text := part(plan, name))]
+    main = [name for name in plan.experiments if name not in plan.appendix]
+    parts = [
+        *words(plan, "introduction", HEAD),
+        *glance(plan, main, "## At a glance", "conclusion"),
+        *sections(plan, main),
+    ]
+    if later := sections(plan, plan.appendix):
+        parts += [*words(plan, "appendix"), *glance(plan, plan.appendix, "", "appendix_conclusion"), *later]
     if figures:
         for name in plan.experiments:
             draw(plan, name, docs / "results")
     for name in plan.experiments:
         for page, text in pages(plan, name).items():
             _replace(docs / "results" / f"{page}.md", text)
-    return _replace(docs / "results.md", "\n\n".join([introduction(plan), *glance(plan), *parts]))
+    return _replace(docs / "results.md", "\n\n".join(parts))
 
 
 def _replace(path: Path, text: str) -> Path:
@@ -73,23 +80,27 @@ def pages(plan: Plan, experiment: str) -> dict[str, str]:
     return module.pages(results) if module is not None and results and hasattr(module, "pages") else {}
 
 
-def introduction(plan: Plan) -> str:
-    """Return the heading and `experiments/introduction.md`, if it exists."""
-    path = plan.folder / "introduction.md"
-    return (HEAD + (path.read_text("utf-8") if path.is_file() else "")).strip()
+def words(plan: Plan, name: str, head: str = "") -> list[str]:
+    """Return the text of `experiments/NAME.md` after a heading, if there is any."""
+    path = plan.folder / f"{name}.md"
+    text = (head + (path.read_text("utf-8") if path.is_file() else "")).strip()
+    return [text] if text else []
 
 
-def glance(plan: Plan) -> list[str]:
-    """Return the table of all findings and `experiments/conclusion.md`, or nothing if there are no findings yet."""
+def glance(plan: Plan, names: Sequence[str], head: str, conclusion: str) -> list[str]:
+    """Return the table of the findings of some experiments and what we conclude, or nothing without findings."""
     rows: list[Sequence[str]] = []
-    for name in plan.experiments:
+    for name in names:
         results, module = Results(plan, name), _module(plan.folder / name / "report.py")
         if module is not None and results and hasattr(module, "findings"):
             rows += module.findings(results)
-    columns = ("claim", "the paper", "here", "verdict")
-    path = plan.folder / "conclusion.md"
-    words = [path.read_text("utf-8").strip()] if path.is_file() else []
-    return ["## At a glance", table(columns, rows, text=len(columns)), *words] if rows else []
+    found = table(("claim", "the paper", "here", "verdict"), rows, text=4)
+    return [text for text in (head, found, *words(plan, conclusion)) if text] if rows else []
+
+
+def sections(plan: Plan, names: Sequence[str]) -> list[str]:
+    """Return the sections of some experiments."""
+    return [text for name in names if (text := part(plan, name))]
 
 
 def part(plan: Plan, experiment: str) -> str:

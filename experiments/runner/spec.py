@@ -61,6 +61,7 @@ class Plan:
     experiments: tuple[str, ...]  # in the order of the document
     jobs: tuple[Job, ...]
     uses: Mapping[str, tuple[str, ...]]  # results of other experiments that a report uses
+    appendix: tuple[str, ...] = ()  # the last of the experiments, whose sections are an appendix
 
     def results(self, names: Iterable[str]) -> list[Job]:
         """Return the jobs of the named results: an experiment, or `EXPERIMENT/RESULT` with * as a wildcard."""
@@ -92,7 +93,8 @@ def read(folder: Path, smoke: bool = False) -> Plan:
         )
     settings = _load(folder / "settings.yaml")
     values = dict(settings["values"]) | (dict(settings["smoke"]) if smoke else {})
-    names = tuple(settings["experiments"])
+    appendix = tuple(settings.get("appendix", ()))
+    names = (*settings["experiments"], *appendix)
     paths = {name: folder / name / "experiment.yaml" for name in names}
     found = {name: _load(path) or {} for name, path in paths.items()}
     jobs = list(_jobs(_load(folder / "shared.yaml") or {}, folder / "shared.yaml", None, values))
@@ -104,7 +106,7 @@ def read(folder: Path, smoke: bool = False) -> Plan:
             if key(job) in seen:
                 raise ValueError(f"two jobs in {folder} have the same {what}, {key(job)}: rename one")
             seen.add(key(job))
-    plan = Plan(folder, names, tuple(jobs), {name: tuple(found[name].get("uses", ())) for name in names})
+    plan = Plan(folder, names, tuple(jobs), {name: tuple(found[name].get("uses", ())) for name in names}, appendix)
     for name, others in plan.uses.items():
         if not smoke and (unknown := [other for other in others if not plan.results([other])]):
             raise ValueError(f"{paths[name]} uses {unknown[0]}, which is not the result of any job")
