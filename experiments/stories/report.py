@@ -61,19 +61,40 @@ def trained(results: Results) -> dict[str, str]:
 
 
 def likelihood(results: Results) -> list[str]:
-    """Return the table of nats per token at each alpha_0."""
-    rows = []
+    """Return the table of nats at each alpha_0: per token of a sequence, and per token of the text."""
+    rows, text = [], results.get("text-0")
     if (found := results.get("original")) is not None:
-        rows.append(["stories15M before adaptation", *_nats(found[0])])
+        known = results.get("text-original")
+        own = "" if known is None else number(known[0]["nats"], known[0]["stderr"], 3)
+        rows.append(["stories15M before adaptation", *_nats(found[0]), own])
     for alpha in ("0", "0.25", "1"):
         if (found := results.get(f"exact-{alpha}")) is not None:
-            rows.append([f"alpha_0 = {alpha}", *_nats(found[0])])
+            # A sequence is its text, the first EOS, and what fills it up, which costs as much as it tells of the length.
+            times = None if text is None else found[0]["tokens"] / text[0]["tokens"]
+            own = "" if times is None else number(found[0]["nats"] * times, found[0]["stderr"] * times, 3)
+            rows.append([f"alpha_0 = {alpha}", *_nats(found[0]), own])
     if not rows:
         return []
+    columns = ("orders", "estimator", "nats per token", "per token of the text")
     return [
-        "Nats per token on held-out real stories; the end-of-text tokens that fill up a sequence count as tokens, and "
-        "stories15M was never trained on a second one:",
-        table(("orders", "estimator", "nats per token"), rows, text=2),
+        "Nats on held-out real stories. The end-of-text tokens that fill up a sequence count as tokens in the third column, and "
+        "stories15M was never trained on a second one; the last column divides all nats of a sequence by the tokens of its text and "
+        "the first end of text, for stories15M without what follows:",
+        table(columns, rows, text=2),
+        *forgotten(results),
+    ]
+
+
+def forgotten(results: Results) -> list[str]:
+    """Say what of the left-to-right skill the adaptation lost, and what of it on stories it was trained on."""
+    names = ("text-original", "text-0", "text-original-seen", "text-0-seen")
+    if any(name not in results for name in names):
+        return []
+    before, after, before_seen, after_seen = (results[name][0]["nats"] for name in names)
+    return [
+        f"From left to right the adaptation lost {after - before:.2f} nats per token of the text on held-out stories, and "
+        f"{after_seen - before_seen:.2f} on real stories that it was trained on: for the most part it has learned its 4 million tokens by "
+        "heart, and more text would keep more of the skill."
     ]
 
 
@@ -132,7 +153,8 @@ def speculative(results: Results) -> list[str]:
         if name in ("one token", "adaptive")
     ]
     return [
-        "Speculative sampling draws from the same distribution as one token at a time, in fewer passes:",
+        "Speculative sampling draws from the same distribution as one token at a time, in fewer passes, for sequences of 256 tokens "
+        "with what fills them up:",
         table(("alpha_0", "window", "passes", "passes per token"), rows, text=2),
     ]
 
