@@ -321,9 +321,12 @@ def test_gguf_files_that_cannot_be_read(tmp_path: Path) -> None:
     causal.write_gguf(causal.make("llama"), tmp_path / "other.gguf", "F32", architecture="gemma")
     with pytest.raises(ValueError, match=r"'gemma'.*llama"):
         convert(str(tmp_path / "other.gguf"), tmp_path / "ours")
-    causal.write_gguf(causal.make("llama"), tmp_path / "spm.gguf", "F32", words="llama")
+    causal.write_gguf(causal.make("llama", **causal.GGUF_SIZES["llama"]), tmp_path / "spm.gguf", "F32", words="llama")
     with pytest.raises(ValueError, match="--tokenizer"):
         convert(str(tmp_path / "spm.gguf"), tmp_path / "ours")
+    causal.write(theirs := causal.make("llama", **causal.GGUF_SIZES["llama"]), tmp_path / "theirs")
+    same_logits(convert(str(tmp_path / "spm.gguf"), tmp_path / "ours", tokenizer=str(tmp_path / "theirs")), theirs,
+                random_text())  # fmt: skip
     with pytest.raises(ValueError, match="rope_freqs"):
         gguf_file.llama3_scaling(tmp_path, {}, torch.full((8,), 3.0))
 
