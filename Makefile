@@ -44,7 +44,7 @@ model: $(VENV)/.test  ## train, measure and install the bundled model again
 	rm -rf experiments/stories/results  # existing results would not be measured again
 	$(BIN)/python -m experiments stories
 	rm -rf src/esolm/models/stories
-	$(BIN)/esolm export workspace/models/stories src/esolm/models/stories --dtype bfloat16
+	$(BIN)/esolm export workspace/models/stories src/esolm/models/stories --dtype bfloat16 --license mit
 	$(BIN)/python -m experiments.stories.report >> src/esolm/models/stories/README.md
 	cp experiments/stories/LICENSE src/esolm/models/stories
 

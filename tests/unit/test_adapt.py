@@ -18,6 +18,7 @@ from esolm.core.randomness import Randomness
 from esolm.data import tokenizer
 from esolm.interop.convert import convert
 from esolm.interop.vocabulary import cut, needed, parts
+from esolm.net.protocol import trainable
 from esolm.storage import folder
 from esolm.storage.models import read_model
 from esolm.systems import find
@@ -257,6 +258,28 @@ def test_a_cut_reads_delimited_documents(tmp_path: Path) -> None:
     assert lm.tokenizer.vocab_size < convert(source, tmp_path / "more", cut=file, **options).tokenizer.vocab_size
     with pytest.raises(ValueError, match="delimiter"):
         convert(source, tmp_path / "none", delimiter="<|endoftext|>", **options)
+
+
+def test_the_mask_of_a_cut_model_is_the_mean_of_what_the_texts_use(tmp_path: Path) -> None:
+    """Bytes and special tokens that are only kept for other texts have no share in it."""
+    words = bpe([*TEXTS * 20, "zebras zigzag quietly through zoos " * 20], 290)
+    causal.write(causal.make("llama", vocab_size=words.vocab_size - 1), tmp_path / "theirs")
+    (tmp_path / "words").mkdir()
+    words.save(tmp_path / "words")
+    (tmp_path / "texts.txt").write_text("\n<|endoftext|>\n".join(TEXTS))
+    options = {"cut": str(tmp_path / "texts.txt"), "delimiter": "<|endoftext|>", "tokenizer": str(tmp_path / "words")}
+    lm = convert(str(tmp_path / "theirs"), tmp_path / "ours", **options)
+    used = sorted({number for text in TEXTS for number in lm.tokenizer.encode(text)})
+    embedding = trainable(lm.net).state_dict()["embed.weight"]
+    assert len(used) < len(embedding) - 200
+    torch.testing.assert_close(embedding[lm.tokenizer.mask_id], embedding[used].mean(0))
+
+
+def test_a_mask_that_was_trained_is_kept_by_a_cut(model: Path) -> None:
+    stored = read_model(model)
+    net, words = cut(stored.net, stored.tokenizer, TEXTS)
+    before = stored.net.state_dict()["embed.weight"][stored.tokenizer.mask_id]
+    assert torch.equal(net.state_dict()["embed.weight"][words.mask_id], before)
 
 
 def test_only_bpe_can_be_cut(tmp_path: Path) -> None:

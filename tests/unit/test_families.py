@@ -25,7 +25,7 @@ from esolm.data.tokenizer import Tokenizer, from_json
 from esolm.interop import gguf_file
 from esolm.interop.convert import convert
 from esolm.interop.export import export
-from esolm.interop.families import CausalCheckpoint, check_words
+from esolm.interop.families import CausalCheckpoint, check_words, trained_rows
 from esolm.model import LanguageModel
 from esolm.net.config import DenoiserConfig
 from esolm.net.denoiser import Denoiser
@@ -141,6 +141,33 @@ def test_more_rows_than_ids(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = theirs(torch.cat([torch.full((B, 1), causal.BOS), x], 1)).logits[:, :-1]
     torch.testing.assert_close(lm.system.logits(lm.net, Batch(x)), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_mask_is_the_mean_of_trained_rows(name: str, tmp_path: Path) -> None:
+    """Rows that training left equal or zero have no share in it, in the embedding and in an output layer of its own."""
+    theirs = causal.make(name)
+    unused = torch.arange(0, 250, 2)
+    with torch.no_grad():
+        for layer in (theirs.model.embed_tokens, theirs.lm_head):
+            layer.weight[unused] = 2.0 + 1e-4 * torch.randn(len(unused), layer.weight.shape[1])
+            layer.weight[251] = 0.0
+    causal.write(theirs, tmp_path / "theirs")
+    lm = convert(str(tmp_path / "theirs"), tmp_path / "ours")
+    left = [i for i in range(causal.VOCABULARY) if i not in {*unused.tolist(), 251}]
+    state = trainable(lm.net).state_dict()
+    assert ("head.weight" in state) == (name == "qwen3")
+    for ours in {"embed.weight", "head.weight"} & state.keys():
+        torch.testing.assert_close(state[ours][lm.tokenizer.mask_id], state[ours][left].mean(0))
+
+
+def test_which_rows_are_trained() -> None:
+    assert trained_rows(torch.randn(1000, 4, generator=torch.Generator().manual_seed(0))).all()
+    rows = torch.tensor([[1.0, 0], [0, 1], [0, 0], [3, 4], [4, 3], [0, 0]])  # rows of one norm may differ
+    assert trained_rows(rows).tolist() == [True, True, False, True, True, False]
+    rows = torch.tensor([[3.0, 4], [1, 0], [3, 4.001], [0, 0]])
+    assert trained_rows(rows).tolist() == [False, True, False, False]
+    assert trained_rows(torch.ones(3, 2)).all()  # no row can be told from another
 
 
 def test_a_reserved_id_is_the_mask() -> None:
@@ -294,9 +321,12 @@ def test_gguf_files_that_cannot_be_read(tmp_path: Path) -> None:
     causal.write_gguf(causal.make("llama"), tmp_path / "other.gguf", "F32", architecture="gemma")
     with pytest.raises(ValueError, match=r"'gemma'.*llama"):
         convert(str(tmp_path / "other.gguf"), tmp_path / "ours")
-    causal.write_gguf(causal.make("llama"), tmp_path / "spm.gguf", "F32", words="llama")
+    causal.write_gguf(causal.make("llama", **causal.GGUF_SIZES["llama"]), tmp_path / "spm.gguf", "F32", words="llama")
     with pytest.raises(ValueError, match="--tokenizer"):
         convert(str(tmp_path / "spm.gguf"), tmp_path / "ours")
+    causal.write(theirs := causal.make("llama", **causal.GGUF_SIZES["llama"]), tmp_path / "theirs")
+    same_logits(convert(str(tmp_path / "spm.gguf"), tmp_path / "ours", tokenizer=str(tmp_path / "theirs")), theirs,
+                random_text())  # fmt: skip
     with pytest.raises(ValueError, match="rope_freqs"):
         gguf_file.llama3_scaling(tmp_path, {}, torch.full((8,), 3.0))
 

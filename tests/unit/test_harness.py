@@ -131,6 +131,8 @@ def test_the_task_files_of_the_experiments_run(home: Path) -> None:
     model = HarnessModel(str(home / "ar"), device="cpu")
     found = simple_evaluate(model=model, tasks=names, task_manager=manager, bootstrap_iters=0, limit=3)
     assert found["n-samples"]["lambada_local"]["original"] == 2
+    asked = [tuple(sample["arguments"][0]) for sample in found["samples"]["lambada_local"]]
+    assert asked == [("to be or not to", " be"), ("that is the", " question")]  # with the space between them
     assert found["results"]["lambada_local"]["perplexity,none"] > 1
 
 

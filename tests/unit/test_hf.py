@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from experiments.runner import document, spec
 from experiments.stories import report
 from safetensors.torch import load_file
@@ -163,6 +164,17 @@ def test_the_card_of_the_bundled_model_runs_and_is_what_make_model_writes(
     run_snippets(card)
     own = report.card(document.Results(spec.read(Path(__file__).parents[2] / "experiments"), "stories"))
     assert card == export.card(esolm.load("stories"), export.describe(folder, "ema", "best"), folder) + own
+
+
+def test_the_licence_is_in_the_metadata_and_stays_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run", "esolm", alpha_0=0.25)
+    for source, name, options, expected in ((run, "a", [], None), (run, "b", ["--license", "mit"], "mit"),
+                                            (tmp_path / "b", "c", [], "mit")):  # fmt: skip
+        assert cli.main(["export", str(source), str(tmp_path / name), *options]) == 0
+        front = (tmp_path / name / "README.md").read_text().split("---\n")[1]
+        assert yaml.safe_load(front).get("license") == expected
+    assert cli.main(["export", str(run), str(tmp_path / "d"), "--only_adapter", "--license", "mit"]) == 2
+    assert "license" in capsys.readouterr().err
 
 
 def test_an_export_of_a_conversion_keeps_its_origin(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def convert(
         net, words = _network(found, words, length)
         if cut is not None:
             used = corpora.corpus(cut, Reading(delimiter=delimiter))
-            net, words = vocabulary.cut(net, words, (document.text for document in used.train()), cut_count)
+            new_mask = isinstance(found, CausalCheckpoint) and words.vocab_size > found.number("vocab_size")
+            net, words = vocabulary.cut(net, words, (document.text for document in used.train()), cut_count, new_mask)
             about["cut"] = {"corpus": Path(cut).name, "ids": words.vocab_size}
         made = with_ids(made, words)
         folder.write(partial, net, made, words, about)

@@ -24,6 +24,7 @@ def export(
     dtype: Literal["float32", "bfloat16"] = "float32",
     adapter: str | None = None,
     only_adapter: bool = False,
+    license: str | None = None,
     force: bool = False,
 ) -> Path:
     """Write a model as a folder that transformers and `esolm.load` open, with a model card.
@@ -39,6 +40,8 @@ def export(
         adapter: A folder with a LoRA adapter of peft for this model, to merge into it.
         only_adapter: Write only the adapter of a LoRA run, as a folder that peft, `--adapter` here and `esolm train
             --adapter` open.
+        license: The licence in the metadata of the card, by the hub's name for it (mit, apache-2.0); by default that of
+            the model folder it is exported from, if it states one.
         force: Replace `out` if it is a model or adapter folder.
 
     Raises:
@@ -47,12 +50,16 @@ def export(
     if only_adapter:
         if adapter is not None:
             raise ValueError("give adapter, which is merged into a model, or only_adapter, not both")
+        if license is not None:
+            raise ValueError(f"license is {license!r}, but only_adapter writes no model: leave it out")
         return export_adapter(find_folder(run), Path(out), weights, which, dtype, force)
     lm, about = load(run, weights, which), describe(find_folder(run), weights, which)
     if adapter is not None:
         adapters.apply(trainable(lm.net), Path(adapter))
         about.pop("validation", None)  # measured without the adapter
         about["adapter"] = adapter
+    if license is not None:
+        about["license"] = license
     with folder.new(out := Path(out), force) as partial:
         folder.write(
             partial, trainable(lm.net), lm.system, lm.tokenizer, about, torch.bfloat16 if dtype == "bfloat16" else None
@@ -127,7 +134,8 @@ def card(lm: LanguageModel, about: dict[str, Any], out: Path) -> str:
         rows["converted from"] = f"`{about['source']}`"
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     tags = "\n".join(f"- {tag}" for tag in dict.fromkeys(("esolm", lm.system.name, kind)))
-    return CARD.format(name=out.name, table=table, tags=tags, **snippets(lm, out))
+    license = f"license: {json.dumps(about['license'])}\n" if "license" in about else ""
+    return CARD.format(name=out.name, table=table, tags=tags, license=license, **snippets(lm, out))
 
 
 def snippets(lm: LanguageModel, out: Path) -> dict[str, Any]:
@@ -180,7 +188,7 @@ model = PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(base), {p
 
 CARD = """---
 library_name: transformers
-tags:
+{license}tags:
 {tags}
 ---
 

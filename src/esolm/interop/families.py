@@ -99,7 +99,7 @@ def make_causal(found: CausalCheckpoint, words: Tokenizer, length: int | None = 
     """The network of a checkpoint, and the tokenizer with as many ids.
 
     words: the tokenizer, with a mask. If that is the id after the network's last, the embedding and the output layer
-    get a row for it, the mean of the others; a network with more rows than ids gives unused ids to the tokenizer.
+    get a row for it, the mean of the trained ones; a network with more rows than ids gives unused ids to the tokenizer.
     """
     if found.config.get("quantization_config") is not None:
         raise found.refuse("quantization_config", "convert the unquantised model, or a GGUF file of it")
@@ -111,7 +111,7 @@ def make_causal(found: CausalCheckpoint, words: Tokenizer, length: int | None = 
         config["vocab_size"] = ids
         for name in ("embed.weight", "head.weight"):
             if name in ours:
-                mean = ours[name].float().mean(0, keepdim=True)
+                mean = ours[name][trained_rows(ours[name])].float().mean(0, keepdim=True)
                 ours[name] = torch.cat([ours[name], mean.to(ours[name].dtype)])
     net = Denoiser(DenoiserConfig(**config))
     folder.take(net, ours, found.path)
@@ -122,6 +122,24 @@ def make_causal(found: CausalCheckpoint, words: Tokenizer, length: int | None = 
     if words.core.num_special_tokens_to_add(False):
         words.core.post_processor = None  # the system puts BOS before a text itself
     return net.eval(), words
+
+
+def trained_rows(matrix: Tensor) -> Tensor:
+    """Which rows of an embedding or output layer, [V, W], can have been trained, bool [V].
+
+    This needs no text. The output layer gives the same gradient to all tokens that do not occur in training, so their
+    rows become equal: more than half of those of stories15M, and they would dominate a mean. Rows are left out if they
+    are zero, or within 1 % of a row with about the same norm. Rows that were never updated at all are random and cannot
+    be recognised. If nothing is left, all rows count.
+    """
+    rows = matrix.float()
+    norm = rows.norm(dim=1)
+    order = norm.argsort()  # equal rows become neighbours
+    apart = rows[order].diff(dim=0).norm(dim=1) > 0.01 * norm[order[1:]]
+    trained = norm > 0
+    trained[order[1:]] &= apart
+    trained[order[:-1]] &= apart
+    return trained if trained.any() else torch.ones_like(trained)
 
 
 def check_words(found: CausalCheckpoint, rows: int, words: Tokenizer) -> None:

@@ -12,35 +12,40 @@ from typing import Any
 
 import tokenizers
 import torch
-from torch import Tensor
 
 from ..data import Tokenizer
 from ..net.denoiser import Denoiser
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+ROWS = {"embed.weight", "head.weight", "head.bias"}
+"""Parameters with a row for each id."""
 CHUNK = 1000
 """Texts encoded at a time."""
 
 
-def cut(net: Denoiser, words: Tokenizer, texts: Iterable[str], least: int = 1) -> tuple[Denoiser, Tokenizer]:
+def cut(
+    net: Denoiser, words: Tokenizer, texts: Iterable[str], least: int = 1, new_mask: bool = False
+) -> tuple[Denoiser, Tokenizer]:
     """The network and the tokenizer with only the entries that the texts use at least `least` times.
 
     With 1 the texts have the same tokens as before. Every kept token has the same embedding and logit. Other texts are
     spelled by smaller pieces, or bytes where the tokenizer has them. Raises ValueError unless the tokenizer is a BPE.
+
+    new_mask: The mask has no trained row, and gets the mean of the tokens that the texts use. Bytes and special tokens
+    that are only kept to spell other texts may be untrained, so they do not count.
     """
     if least < 1:
         raise ValueError(f"the least count is {least}; it must be at least 1")
-    kept = needed(words, texts, least)
+    used = _used(words, texts, least) - {words.mask_id}
+    kept = _needed(words, used)
     smaller = _with_ids(words, kept)
     index = torch.tensor(kept)
     small = Denoiser(dataclasses.replace(net.config, vocab_size=len(kept)))
-    state = {name: _rows(tensor, name, index) for name, tensor in net.state_dict().items()}
+    state = {name: tensor[index] if name in ROWS else tensor for name, tensor in net.state_dict().items()}
+    for name in ROWS & state.keys() if new_mask and used else ():
+        state[name][smaller.mask_id] = net.state_dict()[name][sorted(used)].float().mean(0)
     small.load_state_dict(state)
     return small.eval(), smaller
-
-
-def _rows(tensor: Tensor, name: str, index: Tensor) -> Tensor:
-    return tensor[index] if name in ("embed.weight", "head.weight", "head.bias") else tensor
 
 
 def needed(words: Tokenizer, texts: Iterable[str], least: int = 1) -> list[int]:
@@ -48,6 +53,10 @@ def needed(words: Tokenizer, texts: Iterable[str], least: int = 1) -> list[int]:
 
     Bytes, or letters where the tokenizer has no bytes, and special tokens are always among them.
     """
+    return _needed(words, _used(words, texts, least))
+
+
+def _needed(words: Tokenizer, used: set[int]) -> list[int]:
     stored = json.loads(words.core.to_str())
     model: dict[str, Any] = stored["model"]
     if model["type"] != "BPE":
@@ -55,7 +64,7 @@ def needed(words: Tokenizer, texts: Iterable[str], least: int = 1) -> list[int]:
     vocabulary: dict[str, int] = model["vocab"]
     pieces = {number: piece for piece, number in vocabulary.items()}
     rank = {pair: i for i, pair in enumerate(map(_pair, model["merges"]))}
-    kept = {part for number in _used(words, texts, least) if number in pieces for part in parts(pieces[number], rank)}
+    kept = {part for number in used if number in pieces for part in parts(pieces[number], rank)}
     # What other texts are spelled by: bytes, or the whole alphabet where the tokenizer has no bytes.
     made = {one + two for one, two in rank}
     spelling = (piece for piece in vocabulary if piece not in made)
