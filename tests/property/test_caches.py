@@ -240,6 +240,7 @@ ESO: dict[str, Any] = {
     "any_order": toy.make("esolm", MASK, alpha_0=0.5, loss="any_order"),
     "shift": toy.make("esolm", MASK, alpha_0=0.5, query="shift", first="bos", bos_id=BOS),
     "shift, mask": toy.make("esolm", MASK, alpha_0=0.5, query="shift"),
+    "any_order, shift": toy.make("esolm", MASK, loss="any_order", query="shift", first="bos", bos_id=BOS),
 }
 ORDERS: dict[str, dict[str, Any]] = {
     "threshold": {"sampler": "threshold", "tau": 0.5, "window": 4},
@@ -275,15 +276,10 @@ def check_dynamic(net: Any, system: Any, request: Request, twin: Any = None, ato
         assert [n - shift * (k == 0) for k, n in enumerate(fed)] == s.fed
 
 
-CASES = [("paper", system, order) for system in ESO for order in ORDERS] + [
-    (name, system, order)
-    for name, system in (("llama", "mask"), ("llama", "shift"), ("gpt2", "mask"))
-    for order in ("threshold", "one by one")
-]
-
-
 @pytest.mark.matrix(7)
-@pytest.mark.parametrize(("name", "system", "order"), CASES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("system", ESO)
+@pytest.mark.parametrize("name", NETS)
 def test_eso_lm_in_the_order_of_confidence_is_exact(name: str, system: str, order: str) -> None:
     """Cached = recomputed from scratch: every logit, choice, token, and the number of fed positions."""
     check_dynamic(NETS[name], ESO[system], ask(FEW, draw=Draw(0.8, 0.95), **ORDERS[order]))

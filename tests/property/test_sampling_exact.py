@@ -32,6 +32,8 @@ NETS = {
     # One position more than the longest text, for the start token of shifted queries.
     **{name: toy.network(V, toy.LENGTH + 1, seed=1, **shape) for name, shape in toy.FAMILIES.items() if shape},
 }
+BOTH = ("AdaLN", "llama")
+"""The shapes that every sampler runs on: the paper's, and the one that most models are trained in."""
 SYSTEMS: dict[str, Any] = {
     "B": toy.make("esolm", MASK, alpha_0=0.5),
     "any": toy.make("esolm", MASK, alpha_0=0.5, loss="any_order"),
@@ -183,18 +185,20 @@ def test_esolm_b(kind: str, data: st.DataObject, name: str) -> None:
     both(kind, NETS[name], data.draw(requests(kind)), data.draw(st.integers(0, 99)))
 
 
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("kind", ["any", "any-shift"])
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.data())
-def test_esolm_with_masks_hidden_from_each_other(kind: str, data: st.DataObject) -> None:
-    both(kind, NET, data.draw(requests(kind)), data.draw(st.integers(0, 99)))
+def test_esolm_with_masks_hidden_from_each_other(kind: str, name: str, data: st.DataObject) -> None:
+    both(kind, NETS[name], data.draw(requests(kind)), data.draw(st.integers(0, 99)))
 
 
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("kind", ["A", "A-shift"])
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.data())
-def test_esolm_a_in_both_phases(kind: str, data: st.DataObject) -> None:
-    both(kind, NET, data.draw(requests(kind)), data.draw(st.integers(0, 99)))
+def test_esolm_a_in_both_phases(kind: str, name: str, data: st.DataObject) -> None:
+    both(kind, NETS[name], data.draw(requests(kind)), data.draw(st.integers(0, 99)))
 
 
 @settings(max_examples=15)
@@ -203,17 +207,19 @@ def test_ar(data: st.DataObject, name: str) -> None:
     both("ar", NETS[name], data.draw(requests("ar")), data.draw(st.integers(0, 99)))
 
 
-@settings(max_examples=15)
-@given(st.data())
-def test_mdlm(data: st.DataObject) -> None:
-    both("mdlm", NET, data.draw(requests("mdlm")), data.draw(st.integers(0, 99)))
-
-
-@pytest.mark.parametrize("kind", ["bd3lm1", "bd3lm3", "bd3lm4"])
+@pytest.mark.parametrize("name", BOTH)
 @settings(max_examples=10)
 @given(st.data())
-def test_bd3lm_across_blocks(kind: str, data: st.DataObject) -> None:
-    both(kind, NET, data.draw(requests(kind)), data.draw(st.integers(0, 99)))
+def test_mdlm(name: str, data: st.DataObject) -> None:
+    both("mdlm", NETS[name], data.draw(requests("mdlm")), data.draw(st.integers(0, 99)))
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("kind", ["bd3lm1", "bd3lm3", "bd3lm4"])
+@settings(max_examples=6)
+@given(st.data())
+def test_bd3lm_across_blocks(kind: str, name: str, data: st.DataObject) -> None:
+    both(kind, NETS[name], data.draw(requests(kind)), data.draw(st.integers(0, 99)))
 
 
 T, F = True, False
@@ -221,7 +227,8 @@ RAGGED = [[T, F, F, T, F, F, F], [F, F], [T, T, T, T], [F, T, F, F, F]]
 """Lengths 7, 2, 4 and 5 with 2, 0, 4 and 1 given tokens; the third row has nothing left to draw."""
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.matrix(7)
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("given_order", ["random", "ascending"])
 @pytest.mark.parametrize(
     "options",
@@ -236,8 +243,8 @@ RAGGED = [[T, F, F, T, F, F, F], [F, F], [T, T, T, T], [F, T, F, F, F]]
     ids=lambda o: "-".join(str(v) for k, v in o.items() if k != "order"),
 )
 @pytest.mark.parametrize("kind", ESO)
-def test_ragged_rows_with_every_sampler(kind: str, options: dict[str, Any], given_order: str) -> None:
-    both(kind, NET, request_of(RAGGED, given_order=given_order, **options), seed=5)
+def test_ragged_rows_with_every_sampler(kind: str, options: dict[str, Any], given_order: str, name: str) -> None:
+    both(kind, NETS[name], request_of(RAGGED, given_order=given_order, **options), seed=5)
 
 
 @pytest.mark.parametrize("num_steps", [None, 4, 9, 30])
@@ -275,14 +282,15 @@ def test_ar_begins_with_the_token_it_was_trained_with() -> None:
     assert not torch.equal(found, run(SYSTEMS["ar"], NET, request, rng)[0])
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(5)
+@pytest.mark.parametrize("shape", ["paper", "llama"])
 @pytest.mark.parametrize("engine", [None, *engines.ENGINES])
 @pytest.mark.parametrize("kind", SYSTEMS)
-def test_float32(kind: str, engine: str | None) -> None:
+def test_float32(kind: str, engine: str | None, shape: str) -> None:
     """Logits of up to 3 to 2e-5 (absolute), from the float64 twin of the same network; measured 2e-6."""
-    single: Any = toy.network(V, dtype=torch.float32)
+    single: Any = toy.network(V, dtype=torch.float32, **toy.SHAPES[shape])
     single = single if engine is None else engines.on(engine, single)
-    twin = toy.network(V, dtype=torch.float32).double()
+    twin = toy.network(V, dtype=torch.float32, **toy.SHAPES[shape]).double()
     block = int(kind[5:]) if kind.startswith("bd3lm") else 1
     rows = [[F] * 8, [T, T, F, F, F, F], [T] + [F] * 4] if kind == "ar" else [*RAGGED, [F, T, F, F, F, T, F, F]]
     check(kind, single, request_of(rows, block), Randomness(1), {"rtol": 0, "atol": 2e-5}, twin)
@@ -306,6 +314,6 @@ def alone_rows(request: Request, first: int, last: int) -> Request:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SYSTEMS)
 @settings(max_examples=150)
-@given(st.data())
-def test_many_more_requests(kind: str, data: st.DataObject) -> None:
-    both(kind, NET, data.draw(requests(kind)), data.draw(st.integers(0, 99)))
+@given(st.data(), st.sampled_from(sorted(NETS)))
+def test_many_more_requests(kind: str, data: st.DataObject, name: str) -> None:
+    both(kind, NETS[name], data.draw(requests(kind)), data.draw(st.integers(0, 99)))

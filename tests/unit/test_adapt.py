@@ -48,6 +48,11 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path, model: Path) -> Path:
+    return prepared(tmp_path, model)
+
+
+def prepared(tmp_path: Path, model: Path) -> Path:
+    """TEXTS in the tokens of a model."""
     for name, texts in (("train", TEXTS * 40), ("valid", [f"{text} too" for text in TEXTS * 4])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     path = tmp_path / "data"
@@ -89,6 +94,24 @@ def test_before_the_first_step_it_is_the_checkpoint(model: Path, tmp_path: Path,
     with torch.no_grad():
         (before,), after = stored.system.terms(net, Batch(x), rng, False), system.terms(net, Batch(x), rng, False)
     torch.testing.assert_close(sum(term.nats for term in after), before.nats, rtol=1e-10, atol=1e-10)
+
+
+def test_the_first_validation_is_the_score_of_the_converted_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole way with the commands: a checkpoint of transformers is converted, and before its first step `adapt`
+    finds at alpha_0 = 0 what `score` finds for the left-to-right model, to float32's rounding."""
+    causal.save("llama", tmp_path / "theirs")
+    model, run = tmp_path / "converted", tmp_path / "run"
+    assert cli.main(["convert", str(tmp_path / "theirs"), str(model)]) == 0
+    data = prepared(tmp_path, model)
+    assert adapt(model, run, data, "--steps=1", "--validation.batches=null", "--compute.precision=float32") == 0
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 0
+    capsys.readouterr()
+    assert cli.main(["score", str(model), str(data), "--length=16", "--json"]) == 0
+    (scored,) = json.loads(capsys.readouterr().out)
+    assert first["validation"]["alpha_0"]["0"] == pytest.approx(scored["nats"], abs=1e-5)
 
 
 def test_a_run(model: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

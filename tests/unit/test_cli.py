@@ -11,9 +11,10 @@ import sys
 
 import pytest
 import yaml
+from rich.console import Console
 
-from esolm import cli, data
-from esolm.cli import prepare, serve, train, tune
+from esolm import cli, data, load
+from esolm.cli import demo, prepare, serve, train, tune
 from esolm.cli.parsing import parse
 from esolm.sampling.options import SamplingOptions
 from esolm.storage.folder import packaged
@@ -78,6 +79,24 @@ def test_the_demo_is_of_one_system(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "esolm train demo --system.name ar" in failing(capsys, "demo", "--system.name=ar")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_demo_begins_with_the_bundled_model(capsys, monkeypatch):
+    """Its own options, only a shorter story: what stands below each heading is what the heading says."""
+    monkeypatch.setattr(demo, "FIRST", (*demo.FIRST, "--length", "32"))
+    demo.show_bundled(Console(highlight=False))
+    said = "".join(capsys.readouterr().out.split())  # without the breaks between lines
+    story, filled, training = (said.index(heading) for heading in ("1.Themodel", "2.Itfills", "3.Asmallmodel"))
+    lm = load("stories", precision="auto")
+    surest = lm.sample(length=32, sampler="confidence", window=16, top_p=0.9, seed=0).texts[0]
+    assert surest != lm.sample(length=32, top_p=0.9, seed=0).texts[0]
+    assert "".join(surest.split()) in said[story:filled]
+    text = demo.SENTENCE[0]
+    found = lm.infill(text, tokens_per_blank=12, sampler="left_to_right", top_p=0.8, seed=0).texts[0]
+    assert "".join(found.split()) in said[filled:training]
+    before, after = text.split("____")
+    assert found.startswith(before)
+    assert found.endswith(after)
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -167,10 +167,12 @@ def test_int8_weights_are_off_by_half_a_step_at_most(rows: int) -> None:
 
 
 @pytest.mark.usefixtures("bf16")
+@pytest.mark.parametrize("shape", toy.SHAPES)
 @pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-5), ("bf16", 0.03), ("int8", 0.06)])
-def test_low_precision_is_close(precision: str, bound: float) -> None:
+def test_low_precision_is_close(precision: str, bound: float, shape: str) -> None:
     """Relative to the spread of this random network's logits, for every pattern and with a cache."""
-    net = toy.network(width=32, dtype=torch.float32)
+    sizes = {"width": 32, "head_width": 32, "mlp_width": 64}  # norms of a few numbers magnify rounding
+    net = toy.network(dtype=torch.float32, **{**toy.SHAPES[shape], **sizes})
     low = fold(net, precision)
     for visibility in PATTERNS.values():
         expected = net(*inputs(visibility))

@@ -98,9 +98,19 @@ def sample(net: Any, system: Any, asked: Request, seed: int = 3) -> list[Tensor]
 
 @pytest.mark.parametrize("shape", [name for name, shape in toy.SHAPES.items() if shape])
 @pytest.mark.parametrize("precision", list(KINDS))
-@pytest.mark.parametrize(("name", "options"), [("ar", {}), ("esolm", {"alpha_0": 0.5}), ("bd3lm", {"block_size": 4})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ar", {}),
+        ("esolm", {"alpha_0": 0.5}),
+        ("esolm", {"alpha_0": 0.5, "loss": "any_order", "query": "shift"}),
+        ("bd3lm", {"block_size": 4}),
+    ],
+    ids=["ar", "esolm", "esolm-any-shift", "bd3lm"],
+)
 def test_every_pass_of_every_family(name: str, options: dict, precision: str, shape: str) -> None:
     sizes = {"width": 32, "mlp_ratio": 2, "head_width": 32, "mlp_width": 64}  # norms of a few numbers magnify rounding
+    sizes["length"] = L + 1  # shifted queries have a start token
     net = both(precision, **{**toy.SHAPES[shape], **sizes})
     sample(net, toy.make(name, V - 1, **options), request([1, 3, 2]))
     assert net.calls > 0

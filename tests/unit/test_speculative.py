@@ -31,6 +31,7 @@ NET = NETS["paper"]
 BOS = 1
 SYSTEM = toy.make("esolm", MASK, alpha_0=0.5)
 SHIFTED = toy.make("esolm", MASK, alpha_0=0.5, query="shift", first="bos", bos_id=BOS)
+ANY_ORDER = toy.make("esolm", MASK, loss="any_order", query="shift", first="bos", bos_id=BOS)
 CPU = torch.device("cpu")
 RAGGED = [[0] * 12, [1, 0] * 5, [0] * 3, [1] * 4, [0, 0, 0, 1, 1, 1, 1], [1] * 11 + [0]]
 WINDOWS = [1, 2, 3, 5, 12, 40, None]
@@ -99,7 +100,7 @@ def of_row(step: Step, row: int) -> tuple[list[tuple[int, int]], list[tuple[int,
 
 
 @pytest.mark.matrix(5)
-@pytest.mark.parametrize("system", [SYSTEM, SHIFTED], ids=["mask", "shift"])
+@pytest.mark.parametrize("system", [SYSTEM, SHIFTED, ANY_ORDER], ids=["mask", "shift", "any-order shift"])
 @pytest.mark.parametrize("how", [Draw(), Draw(0.7, 0.9), Draw(top_k=3)], ids=["plain", "top_p", "top_k"])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("net", NETS)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 import esolm
 from esolm import cli
@@ -21,6 +25,7 @@ from esolm.net.denoiser import Denoiser, DenoiserConfig
 from esolm.runtime.dotted import flat
 from esolm.storage import checkpoint
 from esolm.systems import find
+from esolm.training import report
 from esolm.training.learner import Learner, learning_rate
 from esolm.training.loss import accumulate, validate, variance
 from esolm.training.options import Batching, Compute, Optim, Saving
@@ -264,6 +269,31 @@ def test_a_system_in_the_working_directory_is_found(tmp_path: Path) -> None:
     assert yaml.safe_load(found.stdout)["system"] == {"name": "mine.systems.Mine", "at": 9}
     with pytest.raises(ValueError, match=r"nowhere\.Mine"):
         find("nowhere.Mine")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"), [(0.25, [1, 22, 43]), (2.0, [1, 4, 7, 10, *range(13, 50, 3)]), (30.0, list(range(1, 51)))]
+)
+@pytest.mark.parametrize("terminal", [False, True])
+def test_lines_come_every_few_seconds_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, wanted: list[int], terminal: bool
+) -> None:
+    """By the clock, however long a step takes: the first step, and then whenever more than five seconds have passed. A
+    terminal has a bar instead."""
+    clock, out = [1000.0], io.StringIO()
+    monkeypatch.setattr(report, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    console = Console(file=out, highlight=False, width=100, force_terminal=terminal)
+    with report.Live(0, 50, console=console) as live:
+        for step in range(1, 51):
+            clock[0] += seconds
+            timing = {"seconds": step * seconds, "tokens_per_second": 1234.5}
+            live.step({"step": step, "terms": {"any_order": 2.0}, "time": timing})
+    lines = [line for line in out.getvalue().splitlines() if re.search(r"step \d+/50: ", line)]
+    assert lines == [
+        f"step {step}/50: any_order 2.000 · 1,234 tok/s · {(50 - step) * seconds:.0f} s left"
+        for step in ([] if terminal else wanted)
+    ]
+    assert not terminal or "step 50/50" in out.getvalue()
 
 
 def test_too_little_text_is_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
