@@ -206,8 +206,9 @@ class _Fast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dtype, kept = grad.dtype, ctx.saved_tensors[4:]
-        q, k, v, out, grad = (_wider(ctx, t) for t in (*ctx.saved_tensors[:4], grad))
+        dtype, saved = grad.dtype, ctx.saved_tensors
+        q, k, v, out, grad = (_wider(ctx, t) for t in (*saved[:4], grad))
+        kept = saved[4:]
         dq = (torch.zeros_like if any(piece.partial for piece in ctx.pieces) else torch.empty_like)(q)
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         for i, piece in enumerate(ctx.pieces):
