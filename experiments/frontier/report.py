@@ -206,9 +206,8 @@ def figures(results: Results) -> dict[str, Any]:
         for system, (colour, mark) in styles.items():
             if not (mine := [p for p in timed if p["system"] == system]):
                 continue
-            axes.plot(
-                [1000 * p["seconds"] for p in mine], [p["nats"] for p in mine], mark, color=colour, alpha=0.35, ms=4
-            )
+            x, y = [1000 * p["seconds"] for p in mine], [p["nats"] for p in mine]
+            axes.plot(x, y, mark, color=colour, alpha=0.35, ms=4)
             best = frontier(mine)
             axes.plot(
                 [1000 * p["seconds"] for p in best],
@@ -221,6 +220,7 @@ def figures(results: Results) -> dict[str, Any]:
         axes.set(
             xscale="log", xlabel="milliseconds per sample, batch 16", ylabel="judge, nats per token (lower is better)"
         )
+        axes.plot([], [], "o", color="#999999", alpha=0.35, ms=4, label="degenerate, or beaten by another setting")
         axes.legend(fontsize=8, frameon=False)
     if chosen := equal(found):
         made["tokens-per-second"], axes = plt.subplots(figsize=(7, 2.6))
