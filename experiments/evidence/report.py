@@ -127,12 +127,18 @@ def ahead(results: Results) -> str:
     if lead is None or rest is None or lead[0] < 0 or not curves[0]:
         return ""
     leads = {int(step): loss - curves[1][step] for step, loss in curves[0].items() if step in curves[1]}
-    return AHEAD.format(
+    text = AHEAD.format(
         weights=lead[0],
         rest=rest[0],
         leads=", ".join(number(each) for each in leads.values()),
         steps=", ".join(f"{step:,}" for step in leads),
     )
+    if (hybrid := results.get("bound-d3pm-absorb-0")) is not None:
+        text += (
+            " The weights matter as much for bidirectional attention: D3PM with absorbing noise, whose hybrid loss is for the most part a "
+            f"cross entropy with equal weights, ends at {number(hybrid[0]['nats'], hybrid[0]['stderr'], 3)} nats (one seed)."
+        )
+    return text
 
 
 def longer(results: Results) -> str:
