@@ -135,8 +135,8 @@ def ahead(results: Results) -> str:
     )
     if (hybrid := results.get("bound-d3pm-absorb-0")) is not None:
         text += (
-            " The weights matter as much for bidirectional attention: D3PM with absorbing noise, whose hybrid loss is for the most part a "
-            f"cross entropy with equal weights, ends at {number(hybrid[0]['nats'], hybrid[0]['stderr'], 3)} nats (one seed)."
+            " A sign that the weights matter for bidirectional attention too: D3PM with absorbing noise, whose hybrid loss is for the most part "
+            f"a cross entropy with equal weights, ends at {number(hybrid[0]['nats'], hybrid[0]['stderr'], 3)} nats (one seed)."
         )
     return text
 
@@ -162,11 +162,12 @@ def longer(results: Results) -> str:
         "one seed, no verdict": "without a second seed of any run there is no verdict",
     }[ruled(gain, noise * 2**0.5, freedom)]
     return (
-        f"Is that lead one of early training? A network of half the width ({runs[0]['parameters'] / 1e6:.1f} million parameters) saw four "
+        f"Does that lead hold elsewhere? A network of half the width ({runs[0]['parameters'] / 1e6:.1f} million parameters) saw four "
         f"times as many tokens ({runs[0]['tokens'] / 1e6:.0f} million), as MDLM and as Eso-LM at alpha_0 = 1 with the same weights of the "
         "loss, so that only attention differs; one seed, nats per token of the bound on the validation stories as training goes on. On the "
         f"256 sequences of the table above they end at {bounds[0]:.3f} and {bounds[1]:.3f} nats, a gain of {gain:+.3f} ± {noise * 2**0.5:.3f} "
-        f"for MDLM: by the rule below {fate}.\n\n" + table(("steps", "MDLM", "Eso-LM", "gain of MDLM"), rows)
+        f"for MDLM: by the rule below {fate}. Network and length of training both changed, so this does not say which of them matters.\n\n"
+        + table(("steps", "MDLM", "Eso-LM", "gain of MDLM"), rows)
     )
 
 
