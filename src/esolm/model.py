@@ -19,7 +19,7 @@ from .constraints.guide import Limits, PatternSpan
 from .core.order import Schedule
 from .core.randomness import Randomness, fold
 from .data import Message, Tokenizer
-from .generation.collect import collected, log_weights
+from .generation.collect import collected, log_weights, stops_of
 from .generation.lengths import BlankLengths, Lengths, Prior, lengths_of
 from .generation.limits import spans_of
 from .generation.rows import BLANK, Row, Size, prompted
@@ -112,16 +112,18 @@ class LanguageModel:
         *,
         tokens: Sequence[Sequence[int | None]] | None = None,
         part: range | None = None,
+        stop: str | Sequence[str] = (),
         **options: Unpack[SamplingKeywords],
     ) -> Samples:
         """Generate texts from scratch or from a prompt.
 
         prompt: one text for all samples, or one for each. num_samples: in all, by default one for each prompt.
-        length: tokens of a sample, the prompt included; by default the training length.
-        tokens: given token ids by position and None elsewhere, one row for each sample, instead of a prompt.
-        part: generate only these of the samples. options: the fields of `SamplingOptions`.
+        length: tokens of a sample, the prompt included; by default the training length. tokens: given token ids by
+        position and None elsewhere, one row for each sample, instead of a prompt. part: generate only these of the
+        samples. stop: texts end before this, or the first of several. options: the fields of `SamplingOptions`.
         """
-        return collect(self, self.stream(prompt, num_samples, length, tokens=tokens, part=part, **options))
+        events = self.stream(prompt, num_samples, length, tokens=tokens, part=part, **options)
+        return collect(self, events, stops=stops_of(stop))
 
     def stream(
         self,
@@ -343,6 +345,6 @@ class LanguageModel:
         return request, self.system.plan(request, rng), rng
 
 
-def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True) -> Samples:
-    """Run a stream to its end. cut: the text ends at the first end-of-sequence token that was generated."""
-    return collected(lm.tokenizer, events, cut)
+def collect(lm: LanguageModel, events: Iterator[Event], cut: bool = True, stops: Sequence[str] = ()) -> Samples:
+    """Run a stream to its end; cut and stops as in `generation.collect.collected`."""
+    return collected(lm.tokenizer, events, cut, stops)

@@ -255,14 +255,20 @@ def test_esolm_in_training(variant: str) -> None:
         agrees(found["sequential"], by_order(0.5, variant, sequential_only=True), power=0.05)
 
 
-def test_esolm_in_training_at_alpha_0_of_one() -> None:
+@pytest.mark.parametrize(
+    ("system", "pattern", "options"),
+    [("esolm", "B", {"alpha_0": 1.0}), ("mdlm", "mdlm", {})],
+    ids=["esolm", "mdlm"],
+)
+def test_weights_in_training(system: str, pattern: str, options: dict[str, float]) -> None:
     """Unit weights: the mean number of nats of the masks, with t uniform. With elbo weights, the bound above t_min."""
     sets = [m for m in paper.all_masks(L) if any(m)]
-    unit = sum(beta(sum(m) + 1, L - sum(m) + 1) * masked_nats(m, "B") for m in sets)
-    agrees(draw("esolm", train=True, alpha_0=1.0)["diffusion"], unit)
-    assert abs(unit - mdm("B")) > 0.1
-    cut = sum(time_integral(sum(m), L, 0.2) * masked_nats(m, "B") for m in sets) / 0.8
-    agrees(draw("esolm", train=True, alpha_0=1.0, weights="elbo", t_min=0.2)["diffusion"], cut)
+    unit = sum(beta(sum(m) + 1, L - sum(m) + 1) * masked_nats(m, pattern) for m in sets)
+    agrees(draw(system, train=True, weights="unit", **options)["diffusion"], unit)
+    assert abs(unit - mdm(pattern)) > 0.1
+    cut = sum(time_integral(sum(m), L, 0.2) * masked_nats(m, pattern) for m in sets) / 0.8
+    agrees(draw(system, train=True, weights="elbo", t_min=0.2, **options)["diffusion"], cut)
+    agrees(draw(system, train=False, weights="unit", **options)["diffusion"], mdm(pattern))
 
 
 def beta(a: int, b: int) -> float:

@@ -58,6 +58,32 @@ def test_text_is_all_of_a_pipe_and_batches_do_not_matter(run, capsys):
     assert said == "\n\n".join(load(run).sample(num_samples=3, prompt="xy").texts) + "\n"
 
 
+def test_a_sample_ends_before_a_stop(run, capsys, tmp_path):
+    """Before the first of several, which the prompt may hold; the tokens are all there."""
+    prompt, lm = "a.b", load(run)
+    whole = lm.sample(prompt, 4)
+    stops = [whole.texts[0][8], whole.texts[1][5], "."]
+
+    def shortened(text: str) -> str:
+        return text[: next((i for i in range(len(prompt), len(text)) if text[i] in stops), len(text))]
+
+    cut = lm.sample(prompt, 4, stop=stops)
+    assert cut.texts == [shortened(text) for text in whole.texts]
+    assert cut.tokens == whole.tokens
+    assert len(cut.texts[0]) <= 8
+    assert lm.sample(prompt, 4, stop=stops[0]).texts[0] == whole.texts[0].split(stops[0])[0]
+    words = ["sample", run, f"--prompt={prompt}", "--num_samples=4", "--precision=float32"]
+    words += [f"--stop={stop}" for stop in stops]
+    assert cli.main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["texts"] == cut.texts
+    assert cli.main([*words, "--out", str(tmp_path / "a.jsonl")]) == 0
+    capsys.readouterr()
+    records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [record["text"] for record in records] == cut.texts
+    assert [prompt + record["prediction"] for record in records] == cut.texts
+    assert "stop is an empty text" in failing(capsys, "sample", run, "--stop=")
+
+
 def test_infill_keeps_what_is_given(run, capsys):
     assert cli.main(["infill", run, "ab__cd__e", "--blank=__", "--tokens_per_blank=1,3", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)

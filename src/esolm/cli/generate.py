@@ -10,7 +10,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..generation.collect import before_stop
 from ..generation.samples import Samples
 from ..model import LanguageModel, collect, load
 from ..runtime import distributed, files
@@ -46,6 +47,7 @@ class Job:
     cut: bool  # whether a text ends at the first end-of-sequence token that was generated
     content: str | None = None  # a hash of what the samples depend on besides the options
     chat: bool = False  # whether a text is only the answer to a conversation
+    stops: Sequence[str] = ()  # texts before which what is generated ends
 
 
 def generate(options: Mapping[str, Any], plan: Callable[[LanguageModel, Mapping[str, Any]], Job]) -> int:
@@ -160,10 +162,11 @@ def one_batch(lm: LanguageModel, job: Job, part: range, settings: dict[str, Any]
     """The samples of this process in one round, if it has any."""
     if not part:
         return None
-    made = collect(lm, view.watch(job.stream(**settings, part=part)), job.cut)
+    made = collect(lm, view.watch(job.stream(**settings, part=part)), job.cut, job.stops)
     if not job.chat:
         return made
-    return dataclasses.replace(made, texts=[lm.tokenizer.chat.answer(drawn(made, i)) for i in range(len(made))])
+    answers = [before_stop(lm.tokenizer.chat.answer(drawn(made, i)), job.stops) for i in range(len(made))]
+    return dataclasses.replace(made, texts=answers)
 
 
 def drawn(samples: Samples, i: int) -> list[int]:
@@ -194,7 +197,7 @@ def records(lm: LanguageModel, job: Job, samples: Samples, first: int) -> Iterat
         record, tokens = job.record(first + i), samples.tokens[i]
         if job.cut:
             ids = until(drawn(samples, i), lm.tokenizer.eos_id)
-            record["prediction"] = text if job.chat else lm.tokenizer.decode(ids)
+            record["prediction"] = text if job.chat else before_stop(lm.tokenizer.decode(ids), job.stops)
         yield {**record, "text": text, "tokens": tokens, "nfe": samples.nfe[i]}
 
 

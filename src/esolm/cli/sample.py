@@ -28,8 +28,10 @@ def make_parser() -> Any:
     option("--prompt", type=str, help="The text that every sample begins with.")
     option("--prompt_file", type=str, help='One prompt per line, or .jsonl with "prompt"; num_samples for each.')
     option("--chat", action="store_true", help="The prompt is a question, rendered by the tokenizer's chat template.")
+    about = "A text before which a sample ends, as well as at the end-of-text token; may be given several times."
+    option("--stop", type=str, action="append", help=about)
     add_options(made)
-    group(made, "text", ("length", "prompt", "prompt_file", "chat", "num_samples"))
+    group(made, "text", ("length", "prompt", "prompt_file", "chat", "stop", "num_samples"))
     group(made, "constraints", CONSTRAINTS)
     return made
 
@@ -44,27 +46,28 @@ def run(argv: Sequence[str]) -> int:
 
 def plan(lm: LanguageModel, options: Mapping[str, Any]) -> Job:
     """The samples of one prompt, or of each prompt of a file."""
+    from ..generation.collect import stops_of
     from .generate import Job
 
-    number = options["num_samples"]
+    number, stops = options["num_samples"], stops_of(options["stop"] or ())
     trained = lm.net.config.length
     length = trained if options["length"] is None else options["length"]
     if length > trained:
         print(f"length {length} is beyond the {trained} tokens that the model was trained with", file=sys.stderr)
     if options["chat"]:
-        return chat_job(lm, options, length)
+        return chat_job(lm, options, length, stops)
     if options["prompt_file"] is None:
         prompt = options["prompt"] or ""
         stream = functools.partial(lm.stream, prompt, number, length)
-        return Job(number, length, stream, lambda i: {"prompt": prompt}, cut=True)
+        return Job(number, length, stream, lambda i: {"prompt": prompt}, cut=True, stops=stops)
     records = read_prompts(Path(options["prompt_file"]))
     texts = [record["prompt"] for record in records for _ in range(number)]
     content = hashlib.sha256(json.dumps(records).encode()).hexdigest()
     stream = functools.partial(lm.stream, texts, len(texts), length)
-    return Job(len(texts), length, stream, lambda i: dict(records[i // number]), cut=True, content=content)
+    return Job(len(texts), length, stream, lambda i: dict(records[i // number]), True, content, stops=stops)
 
 
-def chat_job(lm: LanguageModel, options: Mapping[str, Any], length: int) -> Job:
+def chat_job(lm: LanguageModel, options: Mapping[str, Any], length: int, stops: Sequence[str]) -> Job:
     """The answers to a question, or to each question of a file."""
     from .generate import Job
 
@@ -75,7 +78,7 @@ def chat_job(lm: LanguageModel, options: Mapping[str, Any], length: int) -> Job:
     rows = [lm.tokenizer.chat.row(record["prompt"], length) for record in records for _ in range(number)]
     content = hashlib.sha256(json.dumps([records, lm.tokenizer.chat_template]).encode()).hexdigest()
     stream = functools.partial(lm.stream, tokens=rows)
-    return Job(len(rows), length, stream, lambda i: dict(records[i // number]), cut=True, content=content, chat=True)
+    return Job(len(rows), length, stream, lambda i: dict(records[i // number]), True, content, True, stops)
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ Shapes: B batch, L length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -19,8 +19,11 @@ from ..systems import System, as_any_order
 from .samples import Samples
 
 
-def collected(tokenizer: Tokenizer, events: Iterator[Event], cut: bool = True) -> Samples:
-    """Run a stream to its end. cut: the text ends at the first end-of-sequence token that was generated."""
+def collected(tokenizer: Tokenizer, events: Iterator[Event], cut: bool = True, stops: Sequence[str] = ()) -> Samples:
+    """Run a stream to its end.
+
+    cut: the text ends at the first end-of-sequence token that was generated, and before the first of `stops`.
+    """
     passes, last, seconds, work = 0, dict[int, Event](), 0.0, dict[int, Work]()
     for event in events:
         last[event.first] = event
@@ -36,11 +39,27 @@ def collected(tokenizer: Tokenizer, events: Iterator[Event], cut: bool = True) -
             steps.append(schedule.steps(row) if done.steps is None else done.steps[row])
             diffusion.append(len(steps[-1]) if done.steps is not None else int(schedule.diffusion[row]))
             drawn = set(schedule.free(row))
-            texts.append(tokenizer.decode(until(ids, tokenizer.eos_id, drawn) if cut else ids))
+            prompt = tokenizer.decode(ids[: min(drawn, default=len(ids))]) if stops else ""
+            text = tokenizer.decode(until(ids, tokenizer.eos_id, drawn) if cut else ids)
+            texts.append(before_stop(text, stops, len(prompt)))
     nfe, speculation, fed = costs(list(work.values()))
     limited = [event.log_q for event in last.values() if event.log_q is not None]
     log_q = [value for values in limited for value in values] if len(limited) == len(last) else None
     return Samples(texts, tokens, nfe, passes, steps, seconds, speculation, fed, log_q, diffusion, tokenizer)
+
+
+def stops_of(stop: str | Sequence[str]) -> list[str]:
+    """The texts at which what is generated ends. Raises ValueError if one is empty."""
+    stops = [stop] if isinstance(stop, str) else list(stop)
+    if not all(stops):
+        raise ValueError("stop is an empty text: give the text before which a sample ends, or leave it out")
+    return stops
+
+
+def before_stop(text: str, stops: Sequence[str], start: int = 0) -> str:
+    """The text before the first of `stops` at `start` or later; all of it if there is none."""
+    found = [at for stop in stops if (at := text.find(stop, start)) >= 0]
+    return text[: min(found)] if found else text
 
 
 def log_weights(net: Network, system: System, samples: Samples, batch_size: int = 32) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..data import Tokenizer
+from ..generation.collect import before_stop
 from ..model import Row
 from .request import Chosen, Generation
 
@@ -61,8 +62,8 @@ class Choice:
         reason, text = "stop" if ended else "length" if len(ids) == self.count else None, None
         if self.stops:
             text = self._decoded(ids)
-            if found := [at for at in (text.find(stop) for stop in self.stops) if at >= 0]:
-                text, reason = text[: min(found)], "stop"
+            if len(short := before_stop(text, self.stops)) < len(text):
+                text, reason = short, "stop"
         self.ids, self._text, self.reason = ids, text, reason
 
     def take(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,9 +36,11 @@ from . import AnyOrder
 class MDLM(AnyOrder):
     """alpha_t = 1 - t and the NELBO E_t[1/t sum over masked tokens of -log p(x^l | z_t)]."""
 
+    weights: Literal["elbo", "unit"] = "elbo"
+    """Weights of the nats of masked tokens in training: the NELBO's 1/t, or 1. The bound always has the NELBO's."""
     t_min: float = 1e-3
-    """Smallest time in training; the cut-off omits at most t_min times the nats of a token in a nearly clean text.
-    The bound itself has no cut-off: it draws the number of masks instead of the time."""
+    """Smallest time in training with the NELBO's weights; the cut-off omits at most t_min times the nats of a token in
+    a nearly clean text. The bound itself has no cut-off: it draws the number of masks instead of the time."""
     mask_id: int = -1
 
     samplers: ClassVar = {
@@ -55,6 +57,8 @@ class MDLM(AnyOrder):
     def __post_init__(self) -> None:
         if not 0 <= self.t_min < 1:
             raise ValueError(f"t_min is {self.t_min}; it must be at least 0 and below 1")
+        if self.weights not in ("elbo", "unit"):
+            raise ValueError(f"weights is {self.weights!r}; it must be elbo or unit")
 
     def counts(self, scored: Tensor, rng: Randomness) -> dict[str, int]:
         return {"diffusion": int(scored.sum())}
@@ -66,9 +70,9 @@ class MDLM(AnyOrder):
         u = to_device(rng.at("mask").uniform(examples, scored.shape[1]), scored.device)
         if not train:
             return mask_by_count(scored, t, u)
-        t = self.t_min + (1 - self.t_min) * t
-        noise = LinearSchedule()
-        return mask_by_rate(scored, noise.alpha(t), u), noise.weight(t)
+        unit, noise = self.weights == "unit", LinearSchedule()
+        t = t if unit else self.t_min + (1 - self.t_min) * t
+        return mask_by_rate(scored, noise.alpha(t), u), torch.ones_like(t) if unit else noise.weight(t)
 
     def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
         """The MDM term of the NELBO, with one time (or number of masks) per example."""
@@ -105,7 +109,7 @@ class MDLM(AnyOrder):
         return net(batch.x, position, full(length, batch.valid, batch.x.device))
 
     def bound_over_times(self, net: Forward, batch: Batch, rng: Randomness, independent: bool) -> list[Term]:
-        return dataclasses.replace(self, t_min=0.0).terms(net, batch, rng, train=independent)
+        return dataclasses.replace(self, t_min=0.0, weights="elbo").terms(net, batch, rng, train=independent)
 
     def order_nats(self, net: Forward, batch: Batch, sigma: Tensor) -> Tensor:
         """One pass for each scored token."""
