@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esolm.core.batch import Batch
 from esolm.core.randomness import Randomness
 from esolm.net.conditionals import order_nats
 from support import paper, toy
@@ -139,6 +140,58 @@ def agrees(nats: Tensor, exact: float, power: float = 0.02) -> None:
 
 def test_mdlm() -> None:
     agrees(draw("mdlm")["diffusion"], mdm("mdlm"))
+
+
+@functools.cache
+def query_in_block(known: tuple[int, ...], size: int, x: tuple[int, ...] = X) -> list[float]:
+    """The nats of every position, given the blocks before it and the known positions of its own block."""
+    out = []
+    for start in range(0, L, size):
+        end = start + size
+        seen = paper.none(end)
+        for i, j in itertools.product(range(end), repeat=2):
+            seen[i, j] = i // size >= j // size
+        z = [x[i] if i < start or i - start in known else MASK for i in range(end)]
+        logits = paper.logits(NET, z, range(end), seen)
+        out += [paper.nats(logits[i], x[i], MASK) for i in range(start, end)]
+    return out
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_exact_bd3lm(size: int) -> None:
+    """The mean over all orders of every block; at most the bound, and equal to it for blocks of one token."""
+    expected = 0.0
+    for start in range(0, L, size):
+        orders = [*itertools.permutations(range(size))]
+        each = [
+            math.exp(-sum(query_in_block(tuple(sorted(sigma[:k])), size)[start + sigma[k]] for k in range(size)))
+            for sigma in orders
+        ]
+        expected -= math.log(sum(each) / len(orders))
+    found = toy.make("bd3lm", MASK, block_size=size)
+    x = torch.tensor([*itertools.product(range(V - 1), repeat=L)])
+    with torch.no_grad():
+        nats = found.exact_nats(NET, Batch(x))
+    assert nats[[*map(tuple, x.tolist())].index(X)].item() == pytest.approx(expected, abs=1e-10)
+    assert (-nats).exp().sum().item() == pytest.approx(1, abs=1e-10)
+    assert expected <= bd3lm(size) + 1e-10
+    assert (expected == pytest.approx(bd3lm(size), abs=1e-10)) == (size == 1)
+
+
+def test_exact_bd3lm_with_given_tokens_and_padding() -> None:
+    """p(target | given) = p(all) / p(given) where the given ones are whole blocks; padding changes nothing."""
+    found, x = toy.make("bd3lm", MASK, block_size=2), torch.tensor([X, X])
+    given = torch.tensor([[True, True, False, False], [True, False, False, False]])
+    valid = torch.tensor([[True] * 4, [True, True, False, False]])
+    with torch.no_grad():
+        whole, first = (found.exact_nats(NET, Batch(x[:1, :n])) for n in (4, 2))
+        kept = found.exact_nats(NET, Batch(x[:1], None, given[:1]))
+        padded = found.exact_nats(NET, Batch(x[1:], valid[1:]))
+        both = found.exact_nats(NET, Batch(x, valid, given))
+    assert kept.item() == pytest.approx((whole - first).item(), abs=1e-10)
+    assert padded.item() == pytest.approx(first.item(), abs=1e-10)
+    assert both[0].item() == pytest.approx(kept.item(), abs=1e-10)
+    assert both[1].item() == pytest.approx(query_in_block((0,), 2)[1], abs=1e-10)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -37,6 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(home / "any_order", alpha_0=1.0, loss="any_order")
     make_run(home / "ar", "ar")
     make_run(home / "mdlm", "mdlm")
+    make_run(home / "bd3lm", "bd3lm", block_size=4)
     (home / "a.txt").write_text(TEXT)
     (home / "b.txt").write_text(TEXT[10:] + "!")
     return home
@@ -96,7 +97,7 @@ def without_time(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("system", ["esolm", "ar", "mdlm"])
-@pytest.mark.parametrize("estimator", evaluate.ESTIMATORS)
+@pytest.mark.parametrize("estimator", ["nelbo", *evaluate.OF_ORDERS])
 def test_json(home: Path, capsys: pytest.CaptureFixture[str], system: str, estimator: str) -> None:
     argv = ["score", home / system, home / "a.txt", home / "b.txt", f"--estimator={estimator}"]
     argv += [] if estimator == "nelbo" else ["--num_orders=12"]
@@ -121,6 +122,23 @@ def test_json(home: Path, capsys: pytest.CaptureFixture[str], system: str, estim
     assert records[0]["tokens"] == len(TEXT) + 1
     assert records[0]["bits_per_byte"] == pytest.approx(records[0]["bits_per_token"] * (len(TEXT) + 1) / len(TEXT))
     assert without_time(run(capsys, *argv)) == without_time(records)
+
+
+def test_exact(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One pass, or all sets of masks of a block; the batches do not matter."""
+    argv = [home / "a.txt", "--num_sequences=5", "--estimator=exact"]
+    (record,) = run(capsys, "score", home / "ar", *argv)
+    assert (record["kind"], record["estimator"], record["num_orders"]) == ("exact", "exact", None)
+    assert record["nats"] == pytest.approx(run(capsys, "score", home / "ar", *argv[:2])[0]["nats"])
+    (record,) = run(capsys, "score", home / "esolm", *argv, "--alpha_0=0")
+    assert record["kind"] == "exact"
+    (record,) = run(capsys, "score", home / "bd3lm", *argv)
+    assert (record["kind"], record["estimator"], record["curve"]) == ("exact", "exact", [])
+    (again,) = run(capsys, "score", home / "bd3lm", *argv, "--batch_size=2")
+    assert again["nats"] == pytest.approx(record["nats"], rel=1e-6)
+    (bound,) = run(capsys, "score", home / "bd3lm", *argv[:2], "--num_draws=200")
+    assert bound["kind"] == "bound"
+    assert record["nats"] < bound["nats"] + 5 * bound["stderr"] / 200**0.5
 
 
 def test_json_is_what_the_library_says(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +272,10 @@ def test_what_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "toaster" in failing(capsys, *base, "--device=toaster")
     assert "draws no orders" in failing(capsys, *base, "--num_orders=100")
     assert "draws no orders" in failing(capsys, *base, "--antithetic=true")
-    assert "draws orders: give --num_orders" in failing(capsys, *base, "--estimator=iw", "--num_draws=4")
+    assert "draws no orders" in failing(capsys, *base, "--estimator=exact", "--num_orders=100")
+    assert "too many orders" in failing(capsys, *base, "--estimator=exact")
+    assert "leave it out" in failing(capsys, *base, "--estimator=exact", "--num_draws=2")
+    assert "give --num_orders" in failing(capsys, *base, "--estimator=iw", "--num_draws=4")
     variance = ["variance", home / "esolm", home / "a.txt"]
     assert "trials is 1" in failing(capsys, *variance, "--trials=1")
     assert "counted from 0" in failing(capsys, *variance, "--sequence=99")
@@ -295,7 +316,6 @@ def test_variance_over_times_whatever_the_model_was_trained_by(home: Path, capsy
 
 def test_variance_of_systems_without_an_order(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(home / "variant_a", alpha_0=0.5, variant="A")
-    make_run(home / "bd3lm", "bd3lm", block_size=4)
     for name in ("variant_a", "bd3lm"):
         rows = run(capsys, "variance", home / name, home / "a.txt", "--trials=3", "--num_samples=2")["estimators"]
         assert [row["samples"] for row in rows] == [2, 2]

@@ -15,8 +15,9 @@ from .parsing import add_json, announce, parse, parser
 class Scoring:
     """The options of `esolm score`."""
 
-    estimator: Literal["nelbo", "any-order", "iw", "jackknife"] = "nelbo"
-    """The system's own bound, the mean over orders, the importance-weighted bound, or the jackknife of it."""
+    estimator: Literal["nelbo", "exact", "any-order", "iw", "jackknife"] = "nelbo"
+    """The system's own bound; the likelihood itself (ar, esolm at alpha_0 = 0, bd3lm with blocks of at most 8); the
+    mean over orders, the importance-weighted bound, or the jackknife of it."""
     num_orders: int | None = None
     """Orders drawn for each sequence, K; null is 1 for any-order and 100 for iw and jackknife."""
     antithetic: bool = False
@@ -61,12 +62,19 @@ class Scoring:
     """Print JSON and nothing else."""
 
     def __post_init__(self) -> None:
-        if self.work is not None and self.estimator == "nelbo":
-            raise ValueError(f"work is {self.work!r}, but the nelbo has no log-weights to keep: leave it out")
-        if self.estimator == "nelbo" and (self.num_orders is not None or self.antithetic):
-            raise ValueError("the nelbo draws no orders: give --estimator any-order, iw or jackknife, or --num_draws")
+        if self.work is not None and not self.draws_orders:
+            raise ValueError(f"work is {self.work!r}, but {self.estimator} has no log-weights to keep: leave it out")
+        if not self.draws_orders and (self.num_orders is not None or self.antithetic):
+            advice = "give --estimator any-order, iw or jackknife, or --num_draws for nelbo"
+            raise ValueError(f"the estimator {self.estimator} draws no orders: {advice}")
         if self.estimator != "nelbo" and self.num_draws != 1:
-            raise ValueError(f"num_draws is {self.num_draws}; {self.estimator} draws orders: give --num_orders")
+            advice = "leave it out" if self.estimator == "exact" else "give --num_orders"
+            raise ValueError(f"num_draws is {self.num_draws}, which only nelbo takes: {advice}")
+
+    @property
+    def draws_orders(self) -> bool:
+        """Whether the estimator is one over drawn orders."""
+        return self.estimator not in ("nelbo", "exact")
 
     @property
     def orders(self) -> int:

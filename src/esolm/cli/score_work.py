@@ -81,7 +81,7 @@ def score_one(
     """The record of corpus i."""
     settings: dict[str, Any] = {key: getattr(o, key) for key in ("antithetic", "num_draws", "seed", "batch_size")}
     start, total = time.perf_counter(), len(ranks.share(len(sequences))) * passes(lm, sequences, o)
-    if o.estimator != "nelbo":
+    if o.draws_orders:
         settings |= {"known": work.known(i), "keep": work.keeper(i)}
     with bar(sequences.name, total, ranks.rank > 0) as advance:
         found = scoring.score(lm, sequences, o.estimator, o.orders, advance=advance, ranks=ranks, **settings)
@@ -89,10 +89,12 @@ def score_one(
 
 
 def passes(lm: LanguageModel, sequences: Sequences, o: Scoring) -> int:
-    """How often each sequence is drawn."""
+    """Passes over each sequence."""
     if o.estimator == "nelbo":
         return o.num_draws
-    return 1 if is_exact(lm.system, sequences.batch.given is not None) else o.orders
+    if is_exact(lm.system, sequences.batch.given is not None):
+        return 1
+    return lm.system.exact_passes if o.estimator == "exact" else o.orders
 
 
 def open_model(run: str, device: str, alpha_0: float | None, weights: str = "ema") -> LanguageModel:

@@ -5,6 +5,7 @@ Shapes: n sequences, K orders.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass, field
@@ -21,7 +22,9 @@ from . import estimators
 from .orders import Advance, is_exact, weigh
 from .texts import Sequences
 
-ESTIMATORS = ("nelbo", "any-order", "iw", "jackknife")
+OF_ORDERS = ("any-order", "iw", "jackknife")
+"""Estimators over drawn orders."""
+ESTIMATORS = ("nelbo", "exact", *OF_ORDERS)
 
 
 class Scorer(Protocol):
@@ -121,11 +124,33 @@ def nelbo(
     return TextScore(sequences.name, "nelbo", kind, nats, sequences.tokens, sequences.bytes, terms)
 
 
+@torch.no_grad()
+def enumerated(
+    lm: Scorer, sequences: Sequences, batch_size: int = 32, advance: Advance = lambda done: None, ranks: Ranks = ALONE
+) -> TextScore:
+    """The exact likelihood: of a system that has it in one pass, or of one whose orders can be enumerated."""
+    if is_exact(lm.system, sequences.batch.given is not None):
+        found = nelbo(lm, sequences, batch_size=batch_size, advance=advance, ranks=ranks)
+        return dataclasses.replace(found, estimator="exact")
+    mine = ranks.share(len(sequences))
+
+    def own() -> list[Tensor]:
+        parts = []
+        for first in mine[::batch_size]:
+            index = torch.arange(first, min(first + batch_size, mine.stop))
+            parts.append(lm.system.exact_nats(lm.net, sequences.rows(index, lm.net.device)).cpu())
+            advance(len(index) * lm.system.exact_passes)
+        return parts
+
+    nats = torch.cat([*itertools.chain(*ranks.gathered(ranks.everywhere(own)))])
+    return TextScore(sequences.name, "exact", "exact", nats, sequences.tokens, sequences.bytes, {"exact": nats})
+
+
 def from_weights(log_w: Tensor, sequences: Sequences, estimator: str, exact: bool = False, pair: int = 1) -> TextScore:
     """The estimate from log-weights [n, K]; pair 2: orders 2i and 2i+1 are antithetic."""
     num_orders, weight = log_w.shape[1], sequences.tokens
-    if estimator not in ESTIMATORS[1:]:
-        raise ValueError(f"no estimator {estimator!r} of orders: choose one of {', '.join(ESTIMATORS[1:])}")
+    if estimator not in OF_ORDERS:
+        raise ValueError(f"no estimator {estimator!r} of orders: choose one of {', '.join(OF_ORDERS)}")
     if exact or estimator == "any-order":
         nats = -log_w.mean(1)
     else:
@@ -167,6 +192,8 @@ def score(
         raise ValueError(f"no estimator {estimator!r}: choose one of {', '.join(ESTIMATORS)}")
     if estimator == "nelbo":
         return nelbo(lm, sequences, seed, num_draws, batch_size, advance, ranks)
+    if estimator == "exact":
+        return enumerated(lm, sequences, batch_size, advance, ranks)
     exact = is_exact(lm.system, sequences.batch.given is not None)
     if exact:
         num_orders, antithetic = 1, False

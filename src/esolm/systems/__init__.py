@@ -142,6 +142,16 @@ class System(Protocol):
         """The same system evaluated at another alpha_0."""
         raise ValueError(f"alpha_0 is {alpha_0}, but {self.name} has no alpha_0: leave it out")
 
+    @property
+    def exact_passes(self) -> int:
+        """Network calls of `exact_nats`."""
+        return 1
+
+    def exact_nats(self, net: Forward, batch: Batch) -> Tensor:
+        """-log p of the scored tokens of each text, [B], where `terms` is a bound and all orders can be enumerated."""
+        advice = "use the estimator jackknife" if self.any_order else "use the estimator nelbo"
+        raise ValueError(f"{self.name} has too many orders for an exact likelihood: {advice}")
+
     def bound_over_times(self, net: Forward, batch: Batch, rng: Randomness, independent: bool) -> list[Term]:
         """The bound as an expectation over times and masks, one draw for each row.
 

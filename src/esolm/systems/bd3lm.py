@@ -6,6 +6,7 @@ Shapes: B batch, L length.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,6 +30,8 @@ from ..sampling.loops import blockwise
 from ..sampling.request import Request, Step
 from . import System
 
+MOST_ENUMERATED = 8
+"""Tokens of a block whose orders are enumerated for the exact likelihood, at most."""
 LEAST_RATE = 1e-3
 """The mask rate at which intervals begin instead of 0, where the weight 1/t of the loss is infinite."""
 
@@ -113,17 +116,51 @@ class BD3LM(System):
 
     def terms(self, net: Forward, batch: Batch, rng: Randomness, train: bool) -> list[Term]:
         """The sum over blocks of the MDM bound of a block given the blocks before it."""
+        masked, weight = self.corrupt(batch.scored, rng, train)
+        return [Term("diffusion", self.masked_nats(net, batch, masked, weight), batch.scored)]
+
+    @property
+    def exact_passes(self) -> int:
+        return 2**self.block_size - 1
+
+    def exact_nats(self, net: Forward, batch: Batch) -> Tensor:
+        """-log p(x) by one pass for each set of masks in a block.
+
+        In a block f(S), the mean over the orders of S of the probability to draw its tokens first, is 1 for the empty
+        set and otherwise the sum over j in S of f(S - j) p(x^j | S - j), divided by the size of S.
+        """
+        x, size = batch.x, self.block_size
+        if size > MOST_ENUMERATED:
+            raise ValueError(
+                f"the exact likelihood of blocks of {size} tokens takes 2^{size} - 1 passes; at most blocks of "
+                f"{MOST_ENUMERATED} are enumerated: use the estimator nelbo"
+            )
+        self._check_length(x.shape[1])
+        scored, places = batch.scored.unflatten(1, (-1, size)), range(size)
+        log_f = torch.full((2**size, *scored.shape[:2]), -torch.inf, dtype=torch.float64, device=x.device)
+        log_f[0] = 0
+        for known in range(2**size - 1):  # as bits; every subset of a set is a smaller number
+            left = [j for j in places if not known >> j & 1]
+            if known:
+                log_f[known] -= math.log(size - len(left))
+            hidden = torch.tensor([j in left for j in places], device=x.device)
+            masked = (scored & hidden).flatten(1)
+            nats = self.masked_nats(net, batch, masked, torch.ones(masked.shape, device=x.device))
+            for j, each in zip(left, nats.double().unflatten(1, (-1, size))[..., left].unbind(-1), strict=True):
+                log_f[known | 1 << j] = torch.logaddexp(log_f[known | 1 << j], log_f[known] - each)
+        return (math.log(size) - log_f[-1]).sum(1)
+
+    def masked_nats(self, net: Forward, batch: Batch, masked: Tensor, weight: Tensor) -> Tensor:
+        """The nats of masked tokens given the others of their block and the blocks before it, times weight, [B, L]."""
         x, valid, _ = batch
         length = x.shape[1]
-        scored = batch.scored
-        masked, weight = self.corrupt(scored, rng, train)
         z_t = torch.where(masked, self.mask_id, x)
         position = torch.arange(length, device=x.device)[None]
         visibility = self._visibility(length, valid, x.device)
         rows = Rows(slice(0, length), masked.flatten().nonzero()[:, 0])
         score = Score(x[masked], self.mask_id, weight.expand_as(x)[masked])
         nats = net(torch.cat([z_t, x], 1), position.repeat(1, 2), visibility, out=rows, score=score)
-        return [Term("diffusion", place_nats(nats, masked, position.expand_as(x), length), scored)]
+        return place_nats(nats, masked, position.expand_as(x), length)
 
     def plan(self, request: Request, rng: Randomness) -> Schedule:
         """num_steps is T, the steps of the whole sequence: T' = T L'/L of them in each block.
