@@ -22,7 +22,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
-from esolm.interop.harness import HarnessModel, cut
+from esolm.generation.collect import before_stop
+from esolm.interop.harness import HarnessModel
 
 L, TEXT = 8, "To be, or not to be, that is the question. " * 2
 TASKS: dict[str, dict[str, Any]] = {
@@ -210,11 +211,12 @@ def test_generation_stops_at_the_stop_text(home: Path) -> None:
     )
     first, second = (lm.generate_until(requests) for _ in range(2))
     assert first == second
-    assert cut("a. b", [".", " "]) == "a"
-    assert cut("a b", []) == "a b"
+    assert before_stop("a. b", [".", " "]) == "a"
+    assert before_stop("a b", []) == "a b"
+    assert before_stop("a b a b", ["b", "a"], 3) == "a b "
     with pytest.raises(ValueError, match=r"max_gen_toks is 8; .* 7"):
         lm.generate_until(instances("generate_until", ("a", {"max_gen_toks": 8})))
-    with pytest.raises(ValueError, match=r"best.*nelbo, any-order"):
+    with pytest.raises(ValueError, match=r"best.*nelbo, exact, any-order"):
         HarnessModel(str(home / "esolm"), estimator="best")
 
 

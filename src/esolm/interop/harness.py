@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ except ImportError as error:
 
 from ..core.batch import Batch
 from ..core.randomness import fold
+from ..generation.collect import before_stop
 from ..likelihood import scoring
 from ..likelihood.orders import padded, windows
 from ..likelihood.texts import Sequences
@@ -197,7 +198,8 @@ class HarnessModel(LM):
         made = self._sample(rows, **{**self.sampling, **draw})
         end = self.lm.tokenizer.eos_id
         texts = [self.lm.tokenizer.decode(until(ids[len(c) : len(c) + count], end)) for ids, c in zip(made, encoded)]
-        return [cut(text, [stops] if isinstance(stops, str) else stops) for text in texts]
+        stops = [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop]
+        return [before_stop(text, stops) for text in texts]
 
     def _sample(self, rows: Sequence[Sequence[int | None]], **options: Any) -> list[list[int]]:
         """Sample the tokens that are None; rows are extended to whole blocks."""
@@ -205,12 +207,6 @@ class HarnessModel(LM):
         rows = [[*row, *[None] * (-len(row) % block)] for row in rows]
         options = {**options, "seed": self.seed, "batch_size": self.batch_size}
         return self.lm.sample(tokens=rows, **options).tokens if rows else []
-
-
-def cut(text: str, stops: Iterable[str]) -> str:
-    """The text before the first of the stops."""
-    places = [text.find(stop) for stop in stops if stop]
-    return text[: min((place for place in places if place >= 0), default=len(text))]
 
 
 def main() -> None:
