@@ -9,9 +9,9 @@ from experiments.runner.document import Results, number, table
 ALPHAS = ("0", "0.25", "1")
 SMALL = 0.05
 """Nats that we do not read anything into."""
-MODELS = {"stories260K": ("adapt-long", "adapt-base"), "stories15M": ("large-base",)}
+MODELS = {"stories260K": ("adapt-millions", "adapt-long", "adapt-base"), "stories15M": ("large-base",)}
 SCRATCH = {
-    "stories260K": ("scratch-long", "scratch-lr-0.003", "scratch-lr-0.001"),
+    "stories260K": ("scratch-millions", "scratch-long", "scratch-lr-0.003", "scratch-lr-0.001"),
     "stories15M": ("scratch-large",),
 }
 RECIPES = {
