@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
+from experiments.evidence import gains
 from experiments.runner import document, jobs, main, run, spec
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +183,7 @@ def test_document_matches_the_results(tmp_path: Path) -> None:
 def test_readme_shows_the_table_of_the_results() -> None:
     """The rows of its table are some of those of docs/results.md, and its figures exist."""
     readme, results = ((ROOT / name).read_text("utf-8").splitlines() for name in ("README.md", "docs/results.md"))
-    start = results.index(next(line for line in results if line.startswith("| system | exact | bias left")))
+    start = results.index(next(line for line in results if line.startswith("| system | exact | change from K")))
     first = readme.index(results[start])
     rows = readme[first : readme.index("", first)]
     table = results[start : results.index("", start)]
@@ -232,3 +235,58 @@ def test_figures_depend_only_on_the_results(experiments: Path) -> None:
         assert "score 3" in path.read_text()
         assert "Not measured yet: 2 of 3" in path.read_text()
     assert texts[0] == texts[1]
+
+
+def scored(nats: float, stderr: float, jackknife: float | None = None) -> list[dict[str, object]]:
+    curve = [{"num_orders": n, "jackknife": jackknife} for n in (32, 64)] if jackknife is not None else None
+    return [{"nats": nats, "stderr": stderr, "curve": curve}]
+
+
+def test_gains_are_paired_by_seed() -> None:
+    """The spread is that of the differences, the draws of a bound add their error once, whatever the number of seeds."""
+    results = {
+        **{f"bound-ar-{seed}": scored(2.0, 0.3) for seed in gains.SEEDS},
+        **{f"bound-esolm-1-{seed}": scored(nats, 0.5) for seed, nats in enumerate((3.0, 4.0, 5.0))},
+        **{f"bound-any-1-{seed}": scored(nats, 0.3) for seed, nats in enumerate((2.9, 3.9, 4.7))},
+        "bound-mdlm-0": scored(3.5, 0.5),
+    }
+    assert gains.differences(results, "any-1", "esolm-1") == pytest.approx([0.1, 0.1, 0.3])
+    noise, freedom = gains.spread(results)
+    assert (noise, freedom) == (pytest.approx(statistics.stdev([0.1, 0.1, 0.3])), 2)
+    found = gains.gain(results, "any-1", "esolm-1")
+    assert found is not None
+    assert found.nats == pytest.approx(0.5 / 3)
+    assert found.error == pytest.approx(math.hypot(noise / 3**0.5, 0.4))
+    one = gains.gain(results, "mdlm", "esolm-1")
+    assert one is not None
+    assert (one.seeds, one.error) == (1, pytest.approx(math.hypot(noise, 0.4, 0.4)))
+    assert gains.gain(results, "mdlm-unit", "mdlm") is None
+
+
+def test_the_jackknife_decides_where_both_have_it_for_two_seeds() -> None:
+    results = {f"bound-ar-{seed}": scored(2.0, 0.3) for seed in gains.SEEDS}
+    for run, values in {"esolm-1": (3.0, 4.0), "any-1": (2.5, 3.52)}.items():
+        for seed, nats in enumerate(values):
+            results[f"bound-{run}-{seed}"] = scored(nats + 0.1, 0.5)
+            results[f"exact-{run}-{seed}"] = scored(nats, 0.2, nats)
+    found = gains.decisive(results, "any-1", "esolm-1")
+    assert found is not None
+    noise = statistics.stdev([0.5, 0.48])
+    assert (found.nats, found.error) == (pytest.approx(0.49), pytest.approx(noise / 2**0.5))
+    assert gains.spread(results, gains.JACKKNIFE) == (pytest.approx(noise), 1)
+    del results["exact-any-1-1"]
+    assert gains.decisive(results, "any-1", "esolm-1") == gains.gain(results, "any-1", "esolm-1")
+
+
+@pytest.mark.parametrize(
+    ("nats", "freedom", "verdict"),
+    [
+        (0.35, 8, "confirmed"),
+        (0.33, 8, "not distinguishable"),
+        (-0.35, 8, "contradicted"),
+        (0.6, 2, "not distinguishable"),
+        (9.0, 0, "one seed, no verdict"),
+    ],
+)
+def test_verdicts_follow_students_t(nats: float, freedom: int, verdict: str) -> None:
+    assert gains.Gain(nats, 0.1, 3, freedom).verdict == verdict
