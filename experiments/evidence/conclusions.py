@@ -41,7 +41,7 @@ def half(results: Results) -> str:
     text = (
         f"`kappa` = 0.5 is better than {' and '.join(better)}" if better else "No `kappa` is better or worse than 0.5"
     )
-    text += f" ({counted(min(each.seeds for each in known.values()))})."
+    text += f", {counted(min(each.seeds for each in known.values()))}."
     return text + (" In the paper training (A) diverged at 0.125; our (B) did not." if "0.125" in known else "")
 
 
@@ -89,6 +89,6 @@ def left_to_right(results: Results) -> str:
         return ""
     nearest = min(known, key=lambda run: known[run].nats)
     return (
-        f"AR has a higher likelihood than any other system here; the nearest is {ROWS[nearest]} ({known[nearest]} nats). "
+        f"AR has a higher likelihood than any other system; the nearest is {ROWS[nearest]} ({known[nearest]} nats). "
         "If you need neither another order nor infilling, use AR."
     )

@@ -243,7 +243,7 @@ def scored(nats: float, stderr: float, jackknife: float | None = None) -> list[d
 
 
 def test_gains_are_paired_by_seed() -> None:
-    """The spread is that of the differences, the draws of a bound add their error once, whatever the number of seeds."""
+    """The spread is that of the differences; the draws of a bound add their error once, whatever n."""
     results = {
         **{f"bound-ar-{seed}": scored(2.0, 0.3) for seed in gains.SEEDS},
         **{f"bound-esolm-1-{seed}": scored(nats, 0.5) for seed, nats in enumerate((3.0, 4.0, 5.0))},
@@ -265,10 +265,10 @@ def test_gains_are_paired_by_seed() -> None:
 
 def test_the_jackknife_decides_where_both_have_it_for_two_seeds() -> None:
     results = {f"bound-ar-{seed}": scored(2.0, 0.3) for seed in gains.SEEDS}
-    for run, values in {"esolm-1": (3.0, 4.0), "any-1": (2.5, 3.52)}.items():
+    for model, values in {"esolm-1": (3.0, 4.0), "any-1": (2.5, 3.52)}.items():
         for seed, nats in enumerate(values):
-            results[f"bound-{run}-{seed}"] = scored(nats + 0.1, 0.5)
-            results[f"exact-{run}-{seed}"] = scored(nats, 0.2, nats)
+            results[f"bound-{model}-{seed}"] = scored(nats + 0.1, 0.5)
+            results[f"exact-{model}-{seed}"] = scored(nats, 0.2, nats)
     found = gains.decisive(results, "any-1", "esolm-1")
     assert found is not None
     noise = statistics.stdev([0.5, 0.48])
