@@ -146,10 +146,10 @@ def figures(results: Results) -> dict[str, Any]:
         axes.plot(x, [p["nats"] for p in mine.values()], dashes, color=colour, lw=1)
         plots.scatter(axes, list(mine.values()), colour, mark)
         axes.plot([], [], f"{mark}{dashes}", color=colour, label=title, ms=5)
-        if "cache" not in title or "no cache" in title or "exact" in title:
+        if title.removeprefix(f"{mdlm}, ") not in CACHES:
             for n, p in mine.items():
                 plots.label(axes, p, f"T = {n}", colour)
     plots.time_axis(axes, "milliseconds per sample, batch 16 (quartiles)")
     axes.plot([], [], "o", color="#999999", mfc="white", label="degenerate: low entropy (†)")
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    plots.legend(axes)
     return {"caches": figure}

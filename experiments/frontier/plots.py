@@ -34,8 +34,13 @@ def scatter(axes: Any, points: list[Point], colour: str, mark: str, **style: Any
 
 def label(axes: Any, p: Point, text: str, colour: str, offset: tuple[int, int] = (5, 5)) -> None:
     """Write a name beside a setting."""
+    from matplotlib import patheffects
+
     place = (1000 * p["seconds"], p["nats"])
-    axes.annotate(text, place, xytext=offset, textcoords="offset points", fontsize=7, color=colour)
+    halo = [patheffects.withStroke(linewidth=2, foreground="white")]
+    axes.annotate(
+        text, place, xytext=offset, textcoords="offset points", fontsize=7, color=colour, path_effects=halo, zorder=5
+    )
 
 
 def time_axis(axes: Any, title: str) -> None:
@@ -62,12 +67,20 @@ def against_time(timed: list[Point], frontier: Callable[[list[Point]], list[Poin
         x, _ = spans(best)
         axes.plot(x, [p["nats"] for p in best], f"{mark}-", color=colour, label=system, ms=5)
         for p in best:
-            label(axes, p, p["sampler"] or "left to right", colour)
+            label(axes, p, p["sampler"] or "left to right", colour, (-20, -12) if system == "AR" else (5, 5))
+        for p in mine:
+            if p["degenerate"] and "confidence" in p["sampler"] and "cache" not in p["sampler"]:
+                label(axes, p, p["sampler"], colour, (-10, 7))
     time_axis(axes, "milliseconds per sample, batch 16 (quartiles)")
     axes.plot([], [], "o", color="#999999", alpha=0.45, label="a faster setting of the system is as good")
     axes.plot([], [], "o", color="#999999", mfc="white", label="degenerate: low entropy (†)")
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    legend(axes)
     return figure
+
+
+def legend(axes: Any) -> None:
+    """Write the legend beside the figure."""
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=3.5)
 
 
 def speeds(points: list[Point], title: Callable[[Point], str], length: int) -> Any:
