@@ -102,7 +102,7 @@ def method(results: Results) -> str:
     return METHOD.format(
         parameters=parameters,
         tokens=max((about.get("tokens", 0) for about in runs.values()), default=0) / 1e6,
-        exceptions=f", but for {', '.join(named)}, in float32" if named else "",
+        exceptions=f" ({'; '.join(named)}: float32)" if named else "",
         orders=orders(results),
         half=orders(results) // 2,
     )

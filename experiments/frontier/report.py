@@ -191,7 +191,7 @@ def second(found: list[Point]) -> list[str]:
     """Return the row of Finding 2, which stays open until every system is timed and MAUVE is measured."""
     others = without_ar(found)
     fronts = {name: frontier(others, judge) for name, judge in {"judge": "nats", "MAUVE": "mauve"}.items()}
-    if not fronts["judge"]:
+    if not others:
         return []
     ours = {name: [p for p in front if p["system"].startswith("Eso-LM")] for name, front in fronts.items()}
     here = [
@@ -199,12 +199,13 @@ def second(found: list[Point]) -> list[str]:
         for name, front in fronts.items()
         if front
     ]
-    untimed = {p["system"] for p in others} - {p["system"] for p in others if p["seconds"]}
-    lacking = [f"no times of {system}" for system in sorted(untimed)] + ([] if fronts["MAUVE"] else ["no MAUVE"])
+    systems, timed = ({p["system"] for p in others if p["seconds"] or every} for every in (True, False))
+    lacking = [f"no times of {system}" for system in sorted(systems - timed)] if timed else ["no times"]
+    lacking += [] if fronts["MAUVE"] else ["no MAUVE"]
     held = [len(ours[name]) == len(front) for name, front in fronts.items() if front]
     fate = "confirmed" if all(held) else "partly" if any(ours.values()) else "not confirmed"
     claim = "**2.** The best frontier of sampling time and quality, without AR: settings of Eso-LM"
-    cells = [claim, "all, by MAUVE and generative perplexity, OWT", "; ".join(here)]
+    cells = [claim, "all, by MAUVE and generative perplexity, OWT", "; ".join(here) or "–"]
     return [*cells, f"open ({', '.join(lacking)})" if lacking else fate]
 
 

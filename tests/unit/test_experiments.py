@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from experiments.evidence import gains
+from experiments.frontier import report as frontier
 from experiments.runner import document, jobs, main, run, spec
 
 ROOT = Path(__file__).parents[2]
@@ -290,3 +291,51 @@ def test_the_jackknife_decides_where_both_have_it_for_two_seeds() -> None:
 )
 def test_verdicts_follow_students_t(nats: float, freedom: int, verdict: str) -> None:
     assert gains.Gain(nats, 0.1, 3, freedom).verdict == verdict
+
+
+def sampled(
+    name: str, nats: float, entropy: float, seconds: float | None
+) -> tuple[str, dict[str, object], list[object]]:
+    judged = {"samples": 9, "nats": nats, "stderr": 0.05, "entropy": entropy}
+    point = {"point": f"{frontier.SETTINGS[name][2]} top_p=0.9", "passes": 32}
+    timed = [point | {"seconds_per_sample": seconds, "quartiles": [0.9 * seconds, 1.1 * seconds]}] if seconds else []
+    return name, judged, timed
+
+
+def test_frontier_leaves_out_degenerate_settings_and_differences_within_the_error() -> None:
+    measured = (
+        sampled("mdlm-32", 5.5, 4.2, 0.04),
+        sampled("mdlm-128", 5.4, 4.2, 0.08),  # better by less than two standard errors
+        sampled("mdlm-confidence-32", 4.0, 3.8, 0.03),  # low entropy
+        sampled("esolm-32", 5.0, 4.1, 0.05),
+        sampled("bd3lm-32", 4.0, 4.1, None),
+        sampled("ar", 3.5, 4.1, 0.06),
+    )
+    results: dict[str, object] = {f"judge-{name}": judged for name, judged, _ in measured}
+    results["time-16"] = results["time-1"] = {"points": [point for *_, timed in measured for point in timed]}
+    found = frontier.points(results)
+    assert [p["name"] for p in found if p["degenerate"]] == ["mdlm-confidence-32"]
+    assert [p["name"] for p in frontier.frontier(found)] == ["mdlm-32", "esolm-32", "ar"]
+    *_, here, verdict = frontier.findings(results)[0]
+    assert here == "1 of 2 settings on the frontier of time and judge"
+    assert verdict == "open (no times of BD3-LM 4, no MAUVE)"
+    results |= {
+        f"mauve-{name}": {"mauve": 0.9 if "esolm" in name else 0.1, "mauve_stderr": 0.01} for name, *_ in measured
+    }
+    del results["judge-bd3lm-32"]
+    *_, here, verdict = frontier.findings(results)[0]
+    assert here.endswith("1 of 2 settings on the frontier of time and MAUVE")
+    assert verdict == "partly"
+
+
+def test_conclusions_are_listed_below_the_findings(experiments: Path) -> None:
+    (experiments / "one" / "report.py").write_text(
+        "def report(results): return 'section'\n"
+        "def findings(results): return [['claim', '1', '2', 'confirmed']]\n"
+        "def conclusions(results): return ['first', 'second']\n"
+    )
+    (experiments / "conclusion.md").write_text("What we conclude.\n")
+    work = space(experiments)
+    work.keep(work.plan.jobs[3], (0, "3", 1.0))
+    text = document.build(work.plan, experiments.parent / "docs", figures=False).read_text()
+    assert "| confirmed |\n\nWhat we conclude.\n\n- first\n- second\n\nsection" in text
