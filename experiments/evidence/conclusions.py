@@ -28,7 +28,10 @@ def ends(results: Results) -> str:
         if not step.significant
     ]
     text = "`alpha_0` moves the likelihood from masked diffusion to left to right, as in the paper"
-    return text + (f"; the difference {', '.join(small)} is not significant." if small else ".")
+    what = "differences" if len(small) > 1 else "difference"
+    return text + (
+        f"; the {what} {' and '.join(small)} {'are' if len(small) > 1 else 'is'} not significant." if small else "."
+    )
 
 
 def half(results: Results) -> str:
@@ -37,11 +40,11 @@ def half(results: Results) -> str:
     known = {kappa: each for kappa, each in others.items() if each is not None}
     if not known:
         return ""
-    better = [f"{kappa} ({each} nats)" for kappa, each in known.items() if each.verdict == "confirmed"]
-    text = (
-        f"`kappa` = 0.5 is better than {' and '.join(better)}" if better else "No `kappa` is better or worse than 0.5"
-    )
-    text += f", {counted(min(each.seeds for each in known.values()))}."
+    words = {"confirmed": "better than", "contradicted": "worse than"}
+    sides = [
+        f"{words.get(each.verdict, 'not distinguishable from')} {kappa} ({each} nats)" for kappa, each in known.items()
+    ]
+    text = f"`kappa` = 0.5 is {' and '.join(sides)}, {counted(min(each.seeds for each in known.values()))}."
     return text + (" In the paper training (A) diverged at 0.125; our (B) did not." if "0.125" in known else "")
 
 

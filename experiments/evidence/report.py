@@ -83,10 +83,8 @@ def parts(results: Results, run: str) -> list[str]:
 
 def orders(results: Results) -> int:
     """The number of orders of the jackknife."""
-    counts = [
-        results[name][0]["num_orders"] for name in results if name.startswith("exact-") and "curve" in results[name][0]
-    ]
-    return max(counts, default=64)
+    counts = [results[name][0].get("num_orders") or 0 for name in results if name.startswith("exact-")]
+    return max(counts, default=0) or 64
 
 
 def method(results: Results) -> str:

@@ -29,7 +29,7 @@ ONE, DYNAMIC = "esolm, one token", "esolm, "
 COLUMNS = {
     "cache": "name", "passes": "passes", "fed/pass": "fed_per_pass", "fed/token": "fed_per_token", "× faster": "faster",
     "quartiles": "faster_quartiles", "s/sample": "seconds_per_sample", "same tokens": "same_tokens:.1%",
-    "±": "same_tokens_stderr:.1%", "same texts": "same_samples:.1%", "KL": "kl:.2g", "± KL": "kl_stderr:.1g",
+    "±": "same_tokens_stderr:.1%", "same texts": "same_samples:.1%", "KL": "kl:.2g",
     "KL of kept": "kl_kept:.2g",
 }  # fmt: skip
 
