@@ -60,8 +60,7 @@ the highest-entropy setting of the same system, which we call degenerate.{mauve}
 *T* is the number of steps. *Passes* are calls of the network for one sample: ancestral sampling skips steps in which it draws
 no token, so that T = 128 takes fewer than 128; confidence sampling draws at least one token in each step; threshold samplers draw every
 token whose confidence exceeds the threshold. Tokens per second are medians (and quartiles) of one interleaved run over all
-settings, in float32 on the fastest inference path that each has on this CPU, with the nucleus (`esolm bench points`; the
-machine is in the result files)."""
+settings with the nucleus, in float32 on the inference path{engine}; the command is `esolm bench points`, the machine is in the result files."""
 FRONTIER = "![Judge and milliseconds per sample at batch 16, one line per system, hollow marks where samples are degenerate](results/frontier.svg)"
 SPEED = "![Tokens per second, one sample at a time, with the judge's nats](results/tokens-per-second.svg)"
 Point = dict[str, Any]
@@ -112,6 +111,7 @@ def report(results: Results) -> str:
     about = METHOD.format(
         samples=found[0]["samples"] if found else "",
         low=LOW,
+        engine=f" ({results['time-1']['engine']})" if "time-1" in results else "",
         mauve=" MAUVE compares with held-out stories; higher is better." if compared else "",
     )
     parts = [

@@ -19,6 +19,7 @@ from esolm.core.randomness import fold as fold_key
 from esolm.core.visibility import by_order
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
 from esolm.net.fold import fold
+from esolm.net.native.library import status
 from esolm.systems import find
 from esolm.training.cost import count
 from support import toy
@@ -221,7 +222,9 @@ def test_points_are_timed_at_the_precision_of_the_option(
     words = ["--points", str(cases), "--rounds=2", "--batch=3", *([f"--precision={precision}"] if precision else [])]
     assert cli.main(["bench", "points", *words, "--out", str(out)]) == 0
     assert loaded == [{"which": "best", "precision": precision}]
-    found = json.loads(out.read_text())["points"]
+    measured = json.loads(out.read_text())
+    found = measured["points"]
+    assert (measured["engine"] == status()) == (precision is not None)
     assert [record["point"] for record in found] == cases
     assert [record["passes"] for record in found][1] == 8
     for record in found:

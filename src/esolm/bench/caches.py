@@ -159,6 +159,16 @@ def measure(
     return found
 
 
+def cached(run: str, temperature: float, precision: str, engine: str) -> LanguageModel:
+    """Load the MDLM; raises ValueError for another system, and for a temperature with which all texts are equal."""
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}, with which all texts are equal: give one above 0")
+    lm = load(run, precision=precision, engine=engine)
+    if lm.system.name != "mdlm":
+        raise ValueError(f"{run} is a model of {lm.system.name}; the caches belong to mdlm")
+    return lm
+
+
 def run(
     run: str,
     eso: str | None = None,
@@ -203,11 +213,7 @@ def run(
         precision: float32, bf16, int8, int4 or auto.
         engine: native, torch or auto.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature is {temperature}, with which all texts are equal: give one above 0")
-    lm = load(run, precision=precision, engine=engine)
-    if lm.system.name != "mdlm":
-        raise ValueError(f"{run} is a model of {lm.system.name}; the caches belong to mdlm")
+    lm = cached(run, temperature, precision, engine)
     length = lm.net.config.length if length is None else length
     given = {"tau": tau, "num_steps": num_steps, "confidence": confidence}
     shared = {name: value for name, value in given.items() if value is not None}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..model import LanguageModel, load
+from ..net.native.library import status
 from .report import table
 from .timing import interleaved, summary
 
@@ -66,4 +67,5 @@ def run(
         found.append({"point": point, "passes": mean, "seconds_per_sample": median, "quartiles": quartiles})
     columns = {"setting": "point", "passes": "passes", "s/sample": "seconds_per_sample", "quartiles": "quartiles"}
     table(f"samples in batches of {batch}", columns, found)
-    return {"batch": batch, "points": found}
+    engine = "torch: the models are as they were trained" if precision is None else status()
+    return {"batch": batch, "engine": engine, "points": found}
