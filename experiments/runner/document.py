@@ -2,8 +2,9 @@
 
 The `report.py` of an experiment has `report(results) -> str`, its section of the document. Optional are
 `figures(results)`, a dict of matplotlib figures that are saved by name in docs/results, `pages(results)`, a dict of
-Markdown pages saved there too, and `findings(results)`, rows (claim, the paper's numbers, ours, verdict) for the table
-at the top, or at the top of the appendix, where the settings list the experiment.
+Markdown pages saved there too, `findings(results)`, rows (claim, the paper's numbers, ours, verdict) for the table
+at the top, or at the top of the appendix, where the settings list the experiment, and `conclusions(results)`, the items
+of the list below that table.
 """
 
 from __future__ import annotations
@@ -90,12 +91,15 @@ def words(plan: Plan, name: str, head: str = "") -> list[str]:
 def glance(plan: Plan, names: Sequence[str], head: str, conclusion: str) -> list[str]:
     """Return the table of the findings of some experiments and what we conclude, or nothing without findings."""
     rows: list[Sequence[str]] = []
+    items: list[str] = []
     for name in names:
         results, module = Results(plan, name), _module(plan.folder / name / "report.py")
-        if module is not None and results and hasattr(module, "findings"):
-            rows += module.findings(results)
+        if module is not None and results:
+            rows += module.findings(results) if hasattr(module, "findings") else []
+            items += module.conclusions(results) if hasattr(module, "conclusions") else []
     found = table(("claim", "the paper", "here", "verdict"), rows, text=4)
-    return [text for text in (head, found, *words(plan, conclusion)) if text] if rows else []
+    listed = "\n".join(f"- {item}" for item in items)
+    return [text for text in (head, found, *words(plan, conclusion), listed) if text] if rows else []
 
 
 def sections(plan: Plan, names: Sequence[str]) -> list[str]:
@@ -110,8 +114,7 @@ def part(plan: Plan, experiment: str) -> str:
         return ""
     text = module.report(results).strip()
     if missing := results.missing():
-        text += f"\n\n*Not measured yet: {len(missing)} of {len(results.jobs)} results ({', '.join(missing[:4])}"
-        text += ", …).*" if len(missing) > 4 else ").*"
+        text += f"\n\n*Not measured yet: {len(missing)} of {len(results.jobs)} results.*"
     return f"{text}\n\nResult files and commands: [experiments/{experiment}](../experiments/{experiment}/README.md)."
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esolm import cli
-from esolm.bench import draw, latency, llama, precision, sample, serve, train
+from esolm.bench import draw, latency, llama, points, precision, sample, serve, train
 from esolm.bench.naive import Naive, multinomial, sorted_nucleus
 from esolm.bench.plain import PlainDenoiser
 from esolm.core.batch import Batch
@@ -19,9 +19,11 @@ from esolm.core.randomness import fold as fold_key
 from esolm.core.visibility import by_order
 from esolm.net.denoiser import Denoiser, DenoiserConfig, Rows
 from esolm.net.fold import fold
+from esolm.net.native.library import status
 from esolm.systems import find
 from esolm.training.cost import count
 from support import toy
+from support.runs import make_run
 
 B, L, V = 2, 8, 7
 
@@ -205,6 +207,29 @@ def test_benchmarks_write_their_results(
     if words[0] == "sample":
         assert [set(case["systems"]) - {"mdlm"} for case in found["cases"]] == [sample.SYSTEMS.keys() - {"mdlm"}] * 2
         assert ["mdlm" in case["systems"] for case in found["cases"]] == [True, False]
+
+
+@pytest.mark.parametrize("precision", [None, "float32"])
+def test_points_are_timed_at_the_precision_of_the_option(
+    precision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None leaves the models as they were trained; one model per run, whatever the number of points."""
+    loaded = []
+    load = points.load
+    monkeypatch.setattr(points, "load", lambda *given, **options: loaded.append(options) or load(*given, **options))
+    run, out = make_run(tmp_path / "run"), tmp_path / "found.json"
+    cases = [f"{run} num_steps=2 top_p=0.9", f"{run} sampler=first_hitting"]
+    words = ["--points", str(cases), "--rounds=2", "--batch=3", *([f"--precision={precision}"] if precision else [])]
+    assert cli.main(["bench", "points", *words, "--out", str(out)]) == 0
+    assert loaded == [{"which": "best", "precision": precision}]
+    measured = json.loads(out.read_text())
+    found = measured["points"]
+    assert (measured["engine"] == status()) == (precision is not None)
+    assert [record["point"] for record in found] == cases
+    assert [record["passes"] for record in found][1] == 8
+    for record in found:
+        low, high = record["quartiles"]
+        assert 0 < low <= record["seconds_per_sample"] <= high
 
 
 @pytest.mark.parametrize("words", [["--json"], ["--json", "-"]])

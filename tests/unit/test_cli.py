@@ -246,13 +246,14 @@ def test_a_custom_system_of_the_working_directory_is_imported_on_request(capsys,
 def test_info_shows_the_corpus_of_the_run(capsys, tmp_path):
     run = make_run(tmp_path / "run")
     state = next(run.rglob("state.json"))
-    state.write_text(json.dumps({**json.loads(state.read_text()), "tokens": 1}))
+    state.write_text(json.dumps({**json.loads(state.read_text()), "tokens": 1, "seconds": 2.5}))
     (run / "config.yaml").write_text("steps: 1\ncorpus: {source: pydocs, tokenizer: bpe:512}\ndata: d\n")
     manifest = {"corpus": "text:mine.txt", "tokenizer": "bytes", "length": 8, "packing": "wrap", "format": 1}
     (run / "manifest.json").write_text(json.dumps(manifest))
     assert cli.main(["info", str(run), "--json"]) == 0
     about = json.loads(printed := capsys.readouterr().out)
     assert about["corpus"]["corpus"] == "text:mine.txt"
+    assert (about["tokens"], about["seconds"]) == (1, 2.5)
     assert "pydocs" not in printed
 
 

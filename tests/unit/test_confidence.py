@@ -211,12 +211,24 @@ def test_the_benchmark_runs(tmp_path: Any, capsys: Any) -> None:
     for name, record in found.items():  # in one layer, keys and values depend on the token alone
         if "esolm" not in name:
             assert (record["kl"] < 1e-9) == (record["kl_kept"] < 1e-9) == (name != "frozen, last_pass")
+            assert record["same_tokens_stderr"] >= 0
+            assert (record["kl_stderr"] < 1e-9) == (name != "frozen, last_pass")
     assert found["esolm, one token"]["fed_per_token"] == 31 / 16
     assert found["esolm, confidence"]["fed_per_pass"] == (7 * 4 + 2 + 7 * 2) / 8  # masks, and tokens of the pass before
     with pytest.raises(ValueError, match="model of esolm"):
         caches.run(str(eso))
     with pytest.raises(ValueError, match="no cache 'all'"):
         caches.run(str(mdlm), caches=["all"])
+    with pytest.raises(ValueError, match="temperature is 0"):
+        caches.run(str(mdlm), temperature=0)
+
+
+def test_agreement_is_a_mean_over_texts_with_its_error() -> None:
+    plain, found = [[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2, 3, 4], [5, 6, 0, 0]]
+    assert caches.agreement(plain, found) == {"same_tokens": 0.75, "same_tokens_stderr": 0.25, "same_samples": 0.5}
+    assert caches.agreement(plain[:1], found[:1])["same_tokens_stderr"] is None
+    values, owner = [torch.tensor([1.0, 3.0]), torch.tensor([5.0])], [torch.tensor([0, 1]), torch.tensor([1])]
+    assert caches.by_row(values, owner, 2) == [1, 4]
 
 
 def test_divergence_is_that_of_the_distributions() -> None:

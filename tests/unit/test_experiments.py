@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
+from experiments.evidence import gains
+from experiments.frontier import report as frontier
 from experiments.runner import document, jobs, main, run, spec
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +184,7 @@ def test_document_matches_the_results(tmp_path: Path) -> None:
 def test_readme_shows_the_table_of_the_results() -> None:
     """The rows of its table are some of those of docs/results.md, and its figures exist."""
     readme, results = ((ROOT / name).read_text("utf-8").splitlines() for name in ("README.md", "docs/results.md"))
-    start = results.index(next(line for line in results if line.startswith("| system | exact | bias left")))
+    start = results.index(next(line for line in results if line.startswith("| system | exact | change from K")))
     first = readme.index(results[start])
     rows = readme[first : readme.index("", first)]
     table = results[start : results.index("", start)]
@@ -232,3 +236,106 @@ def test_figures_depend_only_on_the_results(experiments: Path) -> None:
         assert "score 3" in path.read_text()
         assert "Not measured yet: 2 of 3" in path.read_text()
     assert texts[0] == texts[1]
+
+
+def scored(nats: float, stderr: float, jackknife: float | None = None) -> list[dict[str, object]]:
+    curve = [{"num_orders": n, "jackknife": jackknife} for n in (32, 64)] if jackknife is not None else None
+    return [{"nats": nats, "stderr": stderr, "curve": curve}]
+
+
+def test_gains_are_paired_by_seed() -> None:
+    """The spread is that of the differences; the draws of a bound add their error once, whatever n."""
+    results = {
+        **{f"bound-ar-{seed}": scored(2.0, 0.3) for seed in gains.SEEDS},
+        **{f"bound-esolm-1-{seed}": scored(nats, 0.5) for seed, nats in enumerate((3.0, 4.0, 5.0))},
+        **{f"bound-any-1-{seed}": scored(nats, 0.3) for seed, nats in enumerate((2.9, 3.9, 4.7))},
+        "bound-mdlm-0": scored(3.5, 0.5),
+    }
+    assert gains.differences(results, "any-1", "esolm-1") == pytest.approx([0.1, 0.1, 0.3])
+    noise, freedom = gains.spread(results)
+    assert (noise, freedom) == (pytest.approx(statistics.stdev([0.1, 0.1, 0.3])), 2)
+    found = gains.gain(results, "any-1", "esolm-1")
+    assert found is not None
+    assert found.nats == pytest.approx(0.5 / 3)
+    assert found.error == pytest.approx(math.hypot(noise / 3**0.5, 0.4))
+    one = gains.gain(results, "mdlm", "esolm-1")
+    assert one is not None
+    assert (one.seeds, one.error) == (1, pytest.approx(math.hypot(noise, 0.4, 0.4)))
+    assert gains.gain(results, "mdlm-unit", "mdlm") is None
+
+
+def test_the_jackknife_decides_where_both_have_it_for_two_seeds() -> None:
+    results = {f"bound-ar-{seed}": scored(2.0, 0.3) for seed in gains.SEEDS}
+    for model, values in {"esolm-1": (3.0, 4.0), "any-1": (2.5, 3.52)}.items():
+        for seed, nats in enumerate(values):
+            results[f"bound-{model}-{seed}"] = scored(nats + 0.1, 0.5)
+            results[f"exact-{model}-{seed}"] = scored(nats, 0.2, nats)
+    found = gains.decisive(results, "any-1", "esolm-1")
+    assert found is not None
+    noise = statistics.stdev([0.5, 0.48])
+    assert (found.nats, found.error) == (pytest.approx(0.49), pytest.approx(noise / 2**0.5))
+    assert gains.spread(results, gains.JACKKNIFE) == (pytest.approx(noise), 1)
+    del results["exact-any-1-1"]
+    assert gains.decisive(results, "any-1", "esolm-1") == gains.gain(results, "any-1", "esolm-1")
+
+
+@pytest.mark.parametrize(
+    ("nats", "freedom", "verdict"),
+    [
+        (0.35, 8, "confirmed"),
+        (0.33, 8, "not distinguishable"),
+        (-0.35, 8, "contradicted"),
+        (0.6, 2, "not distinguishable"),
+        (9.0, 0, "one seed, no verdict"),
+    ],
+)
+def test_verdicts_follow_students_t(nats: float, freedom: int, verdict: str) -> None:
+    assert gains.Gain(nats, 0.1, 3, freedom).verdict == verdict
+
+
+def sampled(
+    name: str, nats: float, entropy: float, seconds: float | None
+) -> tuple[str, dict[str, object], list[object]]:
+    judged = {"samples": 9, "nats": nats, "stderr": 0.05, "entropy": entropy}
+    point = {"point": f"{frontier.SETTINGS[name][2]} top_p=0.9", "passes": 32}
+    timed = [point | {"seconds_per_sample": seconds, "quartiles": [0.9 * seconds, 1.1 * seconds]}] if seconds else []
+    return name, judged, timed
+
+
+def test_frontier_leaves_out_degenerate_settings_and_differences_within_the_error() -> None:
+    measured = (
+        sampled("mdlm-32", 5.5, 4.2, 0.04),
+        sampled("mdlm-128", 5.4, 4.2, 0.08),  # better by less than two standard errors
+        sampled("mdlm-confidence-32", 4.0, 3.8, 0.03),  # low entropy
+        sampled("esolm-32", 5.0, 4.1, 0.05),
+        sampled("bd3lm-32", 4.0, 4.1, None),
+        sampled("ar", 3.5, 4.1, 0.06),
+    )
+    results: dict[str, object] = {f"judge-{name}": judged for name, judged, _ in measured}
+    results["time-16"] = results["time-1"] = {"points": [point for *_, timed in measured for point in timed]}
+    found = frontier.points(results)
+    assert [p["name"] for p in found if p["degenerate"]] == ["mdlm-confidence-32"]
+    assert [p["name"] for p in frontier.frontier(found)] == ["mdlm-32", "esolm-32", "ar"]
+    *_, here, verdict = frontier.findings(results)[0]
+    assert here == "1 of 2 settings on the frontier of time and judge"
+    assert verdict == "open (no times of BD3-LM 4, no MAUVE)"
+    results |= {
+        f"mauve-{name}": {"mauve": 0.9 if "esolm" in name else 0.1, "mauve_stderr": 0.01} for name, *_ in measured
+    }
+    del results["judge-bd3lm-32"]
+    *_, here, verdict = frontier.findings(results)[0]
+    assert here.endswith("1 of 2 settings on the frontier of time and MAUVE")
+    assert verdict == "partly"
+
+
+def test_conclusions_are_listed_below_the_findings(experiments: Path) -> None:
+    (experiments / "one" / "report.py").write_text(
+        "def report(results): return 'section'\n"
+        "def findings(results): return [['claim', '1', '2', 'confirmed']]\n"
+        "def conclusions(results): return ['first', 'second']\n"
+    )
+    (experiments / "conclusion.md").write_text("What we conclude.\n")
+    work = space(experiments)
+    work.keep(work.plan.jobs[3], (0, "3", 1.0))
+    text = document.build(work.plan, experiments.parent / "docs", figures=False).read_text()
+    assert "| confirmed |\n\nWhat we conclude.\n\n- first\n- second\n\nsection" in text

@@ -6,6 +6,7 @@ Shapes: B batch, L length, C candidates, R candidates of all rows, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,8 @@ ONE, DYNAMIC = "esolm, one token", "esolm, "
 COLUMNS = {
     "cache": "name", "passes": "passes", "fed/pass": "fed_per_pass", "fed/token": "fed_per_token", "× faster": "faster",
     "quartiles": "faster_quartiles", "s/sample": "seconds_per_sample", "same tokens": "same_tokens:.1%",
-    "same texts": "same_samples:.1%", "KL": "kl:.2g", "KL of kept": "kl_kept:.2g",
+    "±": "same_tokens_stderr:.1%", "same texts": "same_samples:.1%", "KL": "kl:.2g",
+    "KL of kept": "kl_kept:.2g",
 }  # fmt: skip
 
 
@@ -53,8 +55,11 @@ def divergence(exact: Tensor, approximate: Tensor, mask_id: int) -> Tensor:
 
 
 @torch.inference_mode()
-def divergences(lm: LanguageModel, rows: list[list[int | None]], options: SamplingOptions) -> tuple[Tensor, Tensor]:
-    """The divergence of every candidate of every pass from a full pass over the same tokens, and of the kept ones.
+def divergences(
+    lm: LanguageModel, rows: list[list[int | None]], options: SamplingOptions
+) -> tuple[list[float], list[float]]:
+    """The mean divergence of the candidates of all passes from a full pass over the same tokens, and that of the kept
+    ones, of each row.
 
     Raises ValueError for a sampler that does not choose positions.
     """
@@ -62,7 +67,7 @@ def divergences(lm: LanguageModel, rows: list[list[int | None]], options: Sampli
     draw = Watching(options.temperature, options.top_p, options.top_k)
     request, mask_id = dataclasses.replace(request, draw=draw), lm.system.mask_id
     tokens = torch.where(request.given, request.x.cpu(), mask_id)
-    found, kept = list[Tensor](), list[Tensor]()
+    found, kept, owner, keeper = (list[Tensor]() for _ in range(4))
     for step in lm.system.sample(lm.net, request, schedule, rng):
         if step.candidates is None:
             raise ValueError(f"sampler {options.sampler} does not choose positions: use confidence or threshold")
@@ -72,10 +77,18 @@ def divergences(lm: LanguageModel, rows: list[list[int | None]], options: Sampli
         values = torch.zeros(step.candidates.asked.shape, dtype=torch.float64)
         values[row, column] = divergence(exact[row.to(exact.device), at.to(exact.device)], draw.seen[0], mask_id).cpu()
         found.append(values[row, column])
+        owner.append(row)
         kept.append(values.gather(1, step.candidates.column)[step.drawn])
         row, column = step.drawn.nonzero(as_tuple=True)
+        keeper.append(row)
         tokens[row, step.position[row, column]] = step.token.cpu()[row, column]
-    return torch.cat(found), torch.cat(kept)
+    return by_row(found, owner, len(rows)), by_row(kept, keeper, len(rows))
+
+
+def by_row(values: list[Tensor], owner: list[Tensor], rows: int) -> list[float]:
+    """The mean of the values of each row."""
+    value, row = torch.cat(values), torch.cat(owner)
+    return [float(value[row == i].mean()) for i in range(rows)]
 
 
 def fed_in(samples: Samples) -> int:
@@ -101,11 +114,16 @@ def settings(caches: list[str], shared: dict[str, Any], refresh: int | None) -> 
     return cases
 
 
-def agreement(plain: list[list[int]], found: list[list[int]]) -> dict[str, float]:
-    """Shares of equal tokens and of equal samples."""
-    pairs = [(a, b) for one, two in zip(plain, found, strict=True) for a, b in zip(one, two, strict=True)]
-    same = sum(one == two for one, two in zip(plain, found, strict=True))
-    return {"same_tokens": sum(a == b for a, b in pairs) / len(pairs), "same_samples": same / len(plain)}
+def agreement(plain: list[list[int]], found: list[list[int]]) -> dict[str, float | None]:
+    """The share of equal tokens as a mean over the texts, which have one length, and the share of equal texts."""
+    shares = [sum(a == b for a, b in zip(*pair, strict=True)) / len(pair[0]) for pair in zip(plain, found, strict=True)]
+    return {**over_texts("same_tokens", shares), "same_samples": sum(each == 1 for each in shares) / len(shares)}
+
+
+def over_texts(name: str, values: list[float]) -> dict[str, float | None]:
+    """The mean over different texts as `name`, and its standard error; None for one text."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return {name: statistics.fmean(values), f"{name}_stderr": error}
 
 
 def measure(
@@ -135,10 +153,20 @@ def measure(
             apart = [
                 divergences(model, [[None] * length] * batch, SamplingOptions(**options, seed=i)) for i in range(seeds)
             ]
-            record |= {"kl": float(torch.cat([a for a, _ in apart]).mean())}
-            record |= {"kl_kept": float(torch.cat([b for _, b in apart]).mean())}
+            record |= over_texts("kl", [value for each, _ in apart for value in each])
+            record |= over_texts("kl_kept", [value for _, each in apart for value in each])
         found[name] = record
     return found
+
+
+def cached(run: str, temperature: float, precision: str, engine: str) -> LanguageModel:
+    """Load the MDLM; raises ValueError for another system, and for a temperature with which all texts are equal."""
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}, with which all texts are equal: give one above 0")
+    lm = load(run, precision=precision, engine=engine)
+    if lm.system.name != "mdlm":
+        raise ValueError(f"{run} is a model of {lm.system.name}; the caches belong to mdlm")
+    return lm
 
 
 def run(
@@ -153,15 +181,18 @@ def run(
     refresh: int | None = None,
     length: int | None = None,
     batch: int = 1,
-    rounds: int = 9,
-    seeds: int = 4,
-    temperature: float = 0.0,
+    rounds: int = 11,
+    seeds: int = 6,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
     precision: str = "float32",
     engine: str = "auto",
 ) -> dict[str, Any]:
     """Compare the approximate caches of an MDLM with the sampler without a cache: agreement, fed positions and time.
 
-    KL is that of each candidate's distribution from a full pass over the same tokens, averaged over all passes.
+    Every text has its own seed, and draws the same random numbers with a cache as without one. The shares of equal
+    tokens and the KL are means over the texts, with standard errors. KL is that of each candidate's distribution from
+    a full pass over the same tokens, averaged over the passes of a text.
 
     Args:
         run: run or checkpoint of an MDLM.
@@ -177,23 +208,23 @@ def run(
         batch: samples per batch.
         rounds: timed batches of each case; agreement and fed positions also include the warm-up batch.
         seeds: batches over which the KL is averaged.
-        temperature: sampling temperature; 0 is greedy.
+        temperature: sampling temperature above 0; a greedy sampler would draw the same text with every seed.
+        top_p: nucleus of the draws.
         precision: float32, bf16, int8, int4 or auto.
         engine: native, torch or auto.
     """
-    lm = load(run, precision=precision, engine=engine)
-    if lm.system.name != "mdlm":
-        raise ValueError(f"{run} is a model of {lm.system.name}; the caches belong to mdlm")
+    lm = cached(run, temperature, precision, engine)
     length = lm.net.config.length if length is None else length
     given = {"tau": tau, "num_steps": num_steps, "confidence": confidence}
     shared = {name: value for name, value in given.items() if value is not None}
-    shared |= {"sampler": sampler, "temperature": temperature}
+    drawn = {"temperature": temperature, "top_p": top_p}
+    shared |= {"sampler": sampler, **drawn}
     names = list(dict.fromkeys([NONE, *(caches or [*CHOICES["cache"], FREECACHE])]))
     cases = settings(names, {**shared, "block_length": block_length}, refresh)
     models = {name: (lm, options) for name, options in cases.items()}
     if eso is not None:
         exact = load(eso, precision=precision, engine=engine)
-        models[ONE] = exact, {"sampler": "first_hitting", "temperature": temperature}
+        models[ONE] = exact, {"sampler": "first_hitting", **drawn}
         models[DYNAMIC + sampler] = exact, {**shared, "window": block_length}
     found = measure(models, length, batch, rounds, seeds)
     table(f"{sampler}, {length} tokens in blocks of {block_length}, batch {batch}", COLUMNS, named(found))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..model import LanguageModel, load
+from ..net.native.library import status
 from .report import table
 from .timing import interleaved, summary
 
@@ -33,7 +34,9 @@ def parse(point: str) -> tuple[str, dict[str, Any]]:
     return run, options
 
 
-def run(points: list[str], batch: int = 1, rounds: int = 5, which: str = "best") -> dict[str, Any]:
+def run(
+    points: list[str], batch: int = 1, rounds: int = 5, which: str = "best", precision: str | None = None
+) -> dict[str, Any]:
     """Measure passes and seconds of a sample under several settings, each setting once per round.
 
     Args:
@@ -41,9 +44,12 @@ def run(points: list[str], batch: int = 1, rounds: int = 5, which: str = "best")
         batch: samples per batch.
         rounds: timed batches of each setting.
         which: checkpoint of each run, best or last.
+        precision: float32, bf16, int8, int4 or auto convert each model for inference, in the native engine where it is
+            available; by default a model stays as it was trained, on the slower path of PyTorch.
     """
     parsed = {point: parse(point) for point in points}
-    models = {name: load(name, which=which) for name in dict.fromkeys(name for name, _ in parsed.values())}
+    names = dict.fromkeys(name for name, _ in parsed.values())
+    models = {name: load(name, which=which, precision=precision) for name in names}
     passes: dict[str, list[int]] = {point: [] for point in points}
 
     def case(point: str, lm: LanguageModel, options: dict[str, Any]) -> Callable[[int], None]:
@@ -59,6 +65,7 @@ def run(points: list[str], batch: int = 1, rounds: int = 5, which: str = "best")
         median, *quartiles = summary([second / batch for second in seconds[point]])
         mean = sum(passes[point]) / len(passes[point])
         found.append({"point": point, "passes": mean, "seconds_per_sample": median, "quartiles": quartiles})
-    columns = {"setting": "point", "passes": "passes", "s/sample": "seconds_per_sample"}
+    columns = {"setting": "point", "passes": "passes", "s/sample": "seconds_per_sample", "quartiles": "quartiles"}
     table(f"samples in batches of {batch}", columns, found)
-    return {"batch": batch, "points": found}
+    engine = "torch: the models are as they were trained" if precision is None else status()
+    return {"batch": batch, "engine": engine, "points": found}

@@ -33,7 +33,7 @@ def table(title: str, columns: Mapping[str, str], records: Iterable[Mapping[str,
     """Print a table with one row per record; the first column is text.
 
     columns: title -> key of the record, optionally with a format as in "share:.1%". Quartiles are printed as a range,
-    and a missing key as an empty cell.
+    and a missing value as an empty cell.
     """
     out = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
@@ -44,10 +44,10 @@ def table(title: str, columns: Mapping[str, str], records: Iterable[Mapping[str,
 
 
 def _cell(record: Mapping[str, Any], key: str, form: str) -> str:
-    value = record.get(key, "")
-    if isinstance(value, str):
-        return value
-    return "{:.2f}-{:.2f}".format(*value) if isinstance(value, list) else format(value, form or ",.3g")
+    value = record.get(key)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return "{:.3g}-{:.3g}".format(*value) if isinstance(value, list) else format(value, form or ",.3g")
 
 
 def named(records: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

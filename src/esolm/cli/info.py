@@ -61,7 +61,7 @@ def summary(about: Mapping[str, Any]) -> dict[str, Any]:
     size = f"{net['layers']} layers of width {net['width']}, {net['heads']} heads, {net['length']} tokens"
     found = {key: about[key] for key in ("kind", "path", "parameters") if key in about}
     found |= {"network": size, "system": f"{system['name']}{alpha_0}"}
-    for key in ("state", "step", "steps", "tokens", "validation", "best", "corpus"):
+    for key in ("state", "step", "steps", "tokens", "seconds", "validation", "best", "corpus"):
         if about.get(key) is not None:
             found[key] = about[key]
     for key in ("init", "source", "corpus", "tokenizer", "steps", "training_tokens", "validation"):
@@ -94,7 +94,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def describe_run(run: Path) -> dict[str, Any]:
-    """A run: its progress, its validation loss, the corpus it trains on, and its configuration."""
+    """A run: its progress, its seconds of training, its validation loss, its corpus and its configuration."""
     from ..storage import checkpoint
     from ..training import runs
 
@@ -114,7 +114,7 @@ def describe_run(run: Path) -> dict[str, Any]:
         }
     if last is not None:
         about["parameters"] = sum(shape.numel() for shape in checkpoint.shapes(last, "model").values())
-        about["tokens"] = checkpoint.read(last)["tokens"]
+        about |= {key: value for key, value in checkpoint.read(last).items() if key in ("tokens", "seconds")}
     about["checkpoints"] = [checkpoint.name_of(step) for step in checkpoint.list_steps(root)]
     about["best"] = top.name if top else None
     if (manifest := run / "manifest.json").is_file():
