@@ -48,8 +48,8 @@ SETTINGS = {
     "esolm-speculative": ("Eso-LM 1", "speculative", f"{ESO} sampler=speculative"),
     "any-32": ("Eso-LM 1, any-order loss", "ancestral, T = 32", f"{ANY} num_steps=32"),
     "any-speculative": ("Eso-LM 1, any-order loss", "speculative", f"{ANY} sampler=speculative"),
-    "quarter-32": ("Eso-LM 0.25", "ancestral, T = 32", "runs/tiny-esolm-0.25-0 num_steps=32"),
-    "eighth-32": ("Eso-LM 0.125", "ancestral, T = 32", "runs/tiny-esolm-0.125-0 num_steps=32"),
+    "quarter-32": ("Eso-LM 0.25", "ancestral, T = 32", "runs/tiny-esolm-1-0 alpha_0=0.25 num_steps=32"),
+    "eighth-32": ("Eso-LM 0.125", "ancestral, T = 32", "runs/tiny-esolm-1-0 alpha_0=0.125 num_steps=32"),
 }
 """By the name of the samples: system, sampler, and the point of `esolm bench points`."""
 METHOD = """{samples} samples of 128 tokens for each setting, with a nucleus of 0.9, from the models of seed 0 above. The *judge* is an independent
