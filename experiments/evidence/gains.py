@@ -11,6 +11,8 @@ from typing import Any
 
 Results = Mapping[str, Any]
 SEEDS = (0, 1, 2)
+RUNS = (*SEEDS, "0-float32")
+"""The seeds, and the first once more in float32: rounding alone changes a run about as much as another seed."""
 STUDENT = (
     63.66, 9.92, 5.84, 4.60, 4.03, 3.71, 3.50, 3.36, 3.25, 3.17, 3.11, 3.05, 3.01, 2.98, 2.95, 2.92,
 )  # fmt: skip
@@ -63,18 +65,18 @@ def estimate(found: Any) -> tuple[float, float | None]:
     return curve[-1]["jackknife"], half[0]["jackknife"] - curve[-1]["jackknife"] if half else None
 
 
-def scores(results: Results, run: str, kind: str = BOUND) -> dict[int, tuple[float, float]]:
-    """Nats and standard error of a run by seed; those of AR are exact, whatever the kind."""
+def scores(results: Results, run: str, kind: str = BOUND) -> dict[int | str, tuple[float, float]]:
+    """Nats and standard error of the runs of a kind of models by seed; those of AR are exact, whatever the kind."""
     prefix = BOUND if run == "ar" else kind
-    names = {seed: f"{prefix}-{run}-{seed}" for seed in SEEDS}
+    names = {seed: f"{prefix}-{run}-{seed}" for seed in RUNS}
     found = {seed: results[name] for seed, name in names.items() if name in results}
     return {seed: (estimate(each)[0], each[0]["stderr"]) for seed, each in found.items()}
 
 
 def differences(results: Results, better: str, other: str, kind: str = BOUND) -> list[float]:
-    """The gains of one run over the other, for each seed that both have."""
+    """The gains of one kind of models over the other, for each of `RUNS` that both have."""
     first, second = scores(results, better, kind), scores(results, other, kind)
-    return [second[seed][0] - first[seed][0] for seed in SEEDS if seed in first and seed in second]
+    return [second[seed][0] - first[seed][0] for seed in RUNS if seed in first and seed in second]
 
 
 def spread(results: Results, kind: str = BOUND) -> tuple[float, int]:
@@ -104,7 +106,7 @@ class Gain:
     def verdict(self) -> str:
         """Whether the gain is significant at 1 % by Student's t."""
         if not self.freedom:
-            return "one seed, no verdict"
+            return "one run, no verdict"
         least = self.error * STUDENT[min(self.freedom, len(STUDENT)) - 1]
         return "confirmed" if self.nats > least else "contradicted" if self.nats < -least else "not distinguishable"
 
@@ -123,8 +125,8 @@ class Gain:
 
 
 def counted(seeds: int) -> str:
-    """Return the number of seeds in words."""
-    return f"{seeds} seed" + "s" * (seeds > 1)
+    """Return the number of runs in words."""
+    return f"{seeds} run" + "s" * (seeds > 1)
 
 
 def gain(results: Results, better: str, other: str, kind: str = BOUND) -> Gain | None:

@@ -34,7 +34,7 @@ PAPER_EXACT = {
 CORPUS_TOKENS = 3_937_024
 METHOD = """Models of four blocks of width 192 ({parameters}) on children's stories: BPE with 2,048 entries, sequences of
 128 tokens, batches of 32, learning rate 0.001. They have seen {tokens:.1f} million tokens (any-order loss: as many network tokens,
-hence fewer tokens of text), one thread each, in bf16{exceptions}. Nats per token are measured on the same 256 sequences of real
+hence fewer tokens of text), one thread each, in bf16. Nats per token are measured on the same 256 sequences of real
 held-out stories, ± the standard error over sequences; standard errors are shown for seed 0 only.
 
 *Exact* is the true likelihood for AR and BD3-LM (over all orders in each block), and for Eso-LM an estimate of it, the jackknife
@@ -50,15 +50,15 @@ UNPLANNED = {
     "books as a second corpus": ("bound-books-ar-0",),
 }
 """What the plan of this round asked for beside the rows of the table, and the results that would show it."""
-RULE = """**The rule.** A gain is the difference in nats per token between two models with the same seed, as a mean over the n seeds
-that both kinds have. Its error, after the ±, has two parts, added in quadrature. The first is s / √n, where s is the standard
-deviation over seeds of such differences, pooled over all comparisons with several seeds: {spreads}. Where a comparison has one
-seed, its spread is assumed equal to the pooled one. The second is the chance of the evaluation. Every model is scored with the
+RULE = """**The rule.** A gain is the difference in nats per token between two models with the same seed, as a mean over the n runs
+that both kinds have: a run for each seed and, of AR, MDLM and Eso-LM at alpha_0 = 1, one more of seed 0 in float32{rounding}. Its error, after the ±, has two parts, added in quadrature. The first is s / √n, where s is the standard
+deviation of such differences, pooled over all comparisons with several runs: {spreads}. Where a comparison has one
+run, its spread is assumed equal to the pooled one. The second is the chance of the evaluation. Every model is scored with the
 same draws of masks, so that it does not fall with n: for each side with a drawn bound, e² = max(0, stderr² − stderr of AR²),
 since AR draws nothing and its standard error comes from the texts alone, which are the same for both sides. A gain is
 *confirmed* if it is above t times its error and *contradicted* if it is below minus that, with Student's t at 1 %, two-sided, for
 the degrees of freedom of s; otherwise it is *not distinguishable* from zero. Where both sides have a jackknife for at least two
-seeds, the verdict is that of the jackknife, which estimates the likelihood itself, with the s of jackknife differences; the gain
+runs, the verdict is that of the jackknife, which estimates the likelihood itself, with the s of jackknife differences; the gain
 by the bound is in brackets. What is left of the jackknife's bias is on both
 sides and not in the error. Some comparisons share a model, so that their differences are not quite independent."""
 
@@ -90,17 +90,15 @@ def orders(results: Results) -> int:
 def method(results: Results) -> str:
     """Say what was trained and measured."""
     runs = {name.removeprefix("run-"): results[name] for name in results if name.startswith("run-")}
-    sizes = {run.rpartition("-")[0]: about["parameters"] for run, about in runs.items() if "parameters" in about}
+    first = {run.removesuffix("-0"): about for run, about in runs.items() if run.endswith("-0")}
+    sizes = {run: about["parameters"] for run, about in first.items() if "parameters" in about}
     others = sorted({f"{size / 1e6:.2f}" for run, size in sizes.items() if run != "ar"})
     parameters = f"{' or '.join(others) or '?'} million parameters"
     if "ar" in sizes:
         parameters += f"; AR, which has no AdaLN, {sizes['ar'] / 1e6:.2f} million"
-    plain = [run for run, about in runs.items() if about["config"]["compute"]["precision"] == "float32"]
-    named = [f"{ROWS.get(run.rpartition('-')[0], run)} (seed {run.rpartition('-')[2]})" for run in plain]
     return METHOD.format(
         parameters=parameters,
         tokens=max((about.get("tokens", 0) for about in runs.values()), default=0) / 1e6,
-        exceptions=f" ({'; '.join(named)}: float32)" if named else "",
         orders=orders(results),
         half=orders(results) // 2,
     )
@@ -268,7 +266,18 @@ def rule(results: Results) -> str:
         for title, (noise, freedom) in found.items()
         if freedom
     ]
-    return RULE.format(spreads=", ".join(known) or "no comparison has two seeds yet")
+    return RULE.format(spreads=", ".join(known) or "no comparison has two runs yet", rounding=rounding(results))
+
+
+def rounding(results: Results) -> str:
+    """Say what the precision alone changes, of the runs that were made in both."""
+    pairs = {
+        ROWS[run]: [scores(results, run).get(kind) for kind in (0, "0-float32")] for run in ("ar", "mdlm", "esolm-1")
+    }
+    changes = [f"{name} {plain[0] - low[0]:+.3f}" for name, (low, plain) in pairs.items() if low and plain]
+    if not changes:
+        return ""
+    return f" (bound in float32 minus that in bf16, nats: {'; '.join(changes)}; so rounding alone changes a run as another seed does)"
 
 
 def sizes(results: Results) -> str:

@@ -286,7 +286,7 @@ def test_the_jackknife_decides_where_both_have_it_for_two_seeds() -> None:
         (0.33, 8, "not distinguishable"),
         (-0.35, 8, "contradicted"),
         (0.6, 2, "not distinguishable"),
-        (9.0, 0, "one seed, no verdict"),
+        (9.0, 0, "one run, no verdict"),
     ],
 )
 def test_verdicts_follow_students_t(nats: float, freedom: int, verdict: str) -> None:
