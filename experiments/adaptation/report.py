@@ -236,7 +236,7 @@ def figures(results: Results) -> dict[str, Any]:
                 runs.append((name, f"{model}, from scratch", "s--"))
             shown = set[str]()
             for name, label, style in runs:
-                if points := curve(results, name):
+                if points := [point for point in curve(results, name) if point.tokens]:
                     x, y = [p.tokens for p in points], [p.nats[alpha_0] for p in points]
                     known = {"label": label} if label not in shown else {}
                     axes.plot(x, y, style, color=colour, markersize=3, linewidth=1.2, **known)
