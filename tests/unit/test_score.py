@@ -37,6 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(home / "any_order", alpha_0=1.0, loss="any_order")
     make_run(home / "ar", "ar")
     make_run(home / "mdlm", "mdlm")
+    make_run(home / "unit", "mdlm", weights="unit")
     make_run(home / "bd3lm", "bd3lm", block_size=4)
     (home / "a.txt").write_text(TEXT)
     (home / "b.txt").write_text(TEXT[10:] + "!")
@@ -303,14 +304,14 @@ def test_variance(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "over 3 trials" in capsys.readouterr().out
 
 
-def test_variance_over_times_whatever_the_model_was_trained_by(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same weights give the same numbers."""
-    two_term, any_order = (
-        run(capsys, "variance", home / name, home / "a.txt", "--trials=4")["estimators"]
-        for name in ("esolm", "any_order")
-    )
-    names = [[row.pop("estimator") for row in rows] for rows in (two_term, any_order)]
-    assert two_term == any_order
+@pytest.mark.parametrize("pair", [("esolm", "any_order"), ("mdlm", "unit")])
+def test_variance_over_times_whatever_the_model_was_trained_by(
+    home: Path, capsys: pytest.CaptureFixture[str], pair: tuple[str, str]
+) -> None:
+    """The same weights of the network give the same numbers."""
+    first, second = (run(capsys, "variance", home / name, home / "a.txt", "--trials=4")["estimators"] for name in pair)
+    names = [[row.pop("estimator") for row in rows] for rows in (first, second)]
+    assert first == second
     assert names[0] == names[1]
 
 
